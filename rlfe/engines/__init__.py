@@ -1,0 +1,1 @@
+"""Engines: what samples and what learns. `base.py` draws the boundary."""
