@@ -169,8 +169,9 @@ class Batch:
 
     ids_BL int64; mask_BL bool (True on trained completion tokens); behavior_logp_BL,
     old_logp_BL, reference_logp_BL float32 (the last two may be None); advantage_B, weight_B
-    float64; successes_B int64 (k of the row's group, -1 for replay); source_B int8
-    (0 fresh, 1 replay). A token's log-probability stands at the token's own position.
+    float64; successes_B int64 (k of the row's group, -1 for replay); group_B int64 (the group's
+    number within the step, -1 for replay); source_B int8 (0 fresh, 1 replay). A token's
+    log-probability stands at the token's own position.
     """
 
     ids_BL: np.ndarray
@@ -179,6 +180,7 @@ class Batch:
     advantage_B: np.ndarray
     weight_B: np.ndarray
     successes_B: np.ndarray
+    group_B: np.ndarray
     source_B: np.ndarray
     old_logp_BL: np.ndarray | None = None
     reference_logp_BL: np.ndarray | None = None
