@@ -31,6 +31,7 @@ class Task(Protocol):
 
     name: str
     version: str  # of the judging rule; in every recorded row
+    runs_programs: bool  # judging executes the reply and needs a Judge; else it is a pure function
 
     def problems(self, split: str) -> tuple[Problem, ...]:
         """All problems of `train` or `test`, in the data's order; RequestError for other splits."""
