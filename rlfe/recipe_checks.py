@@ -1,0 +1,124 @@
+"""Settings that may not stand together: refused before anything is loaded.
+
+Ranges of single values are the schema's. What needs the data (prompt lengths, whether the replay
+buffer can ever fill) is checked by the training command. Try: `check(load(["tiny"]).recipe)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from rlfe.errors import RequestError
+from rlfe.schema import EvalTask, Recipe
+
+DEFAULT_SAMPLES, DEFAULT_SAMPLES_GSM8K = 160, 8  # docs/statistics.md
+
+
+def check(recipe: Recipe, *, training: bool = False) -> None:
+    """Refuse settings that contradict each other (docs/algorithms.md 1, 2.3, 3, 7, 11).
+
+    Args:
+        recipe: The resolved recipe.
+        training: Ask also for what only training needs: a model and a prompt style.
+
+    Raises:
+        RequestError: Every contradiction, one a line.
+    """
+    checks = (_advantage, _filter, _policy, _lengths, _buckets, _engine, _evaluation)
+    lines = [line for part in checks for line in part(recipe)]
+    if training:
+        lines += _training(recipe)
+    if lines:
+        raise RequestError("\n".join(lines), hint="Change one of the named keys with --set.")
+
+
+def _training(recipe: Recipe) -> Iterator[str]:
+    if recipe.prompt.style is None:
+        yield 'prompt.style is not set: say "base" or "chat", the prompt the model is trained on'
+    if not recipe.model.path and recipe.engine.learner != "fake":
+        yield "model.path is not set: a model folder or a Hub id to start from"
+
+
+def _advantage(recipe: Recipe) -> Iterator[str]:
+    reward = recipe.reward
+    if recipe.advantage.name == "maxrl":
+        graded = {
+            "reward.kind": reward.kind if reward.kind != "binary" else None,
+            "reward.format_penalty": reward.format_penalty or None,
+            "reward.normalization": None
+            if reward.normalization == "identity"
+            else reward.normalization,
+        }
+        for key, value in graded.items():
+            if value is not None:
+                yield f'advantage.name = "maxrl" needs 0/1 rewards, {key} = {value} gives others'
+    wanted, given = "seq-mean-token-sum-norm", recipe.loss.aggregation
+    if recipe.advantage.name == "dr_grpo" and given != wanted:
+        yield f'advantage.name = "dr_grpo" needs loss.aggregation = "{wanted}", not "{given}"'
+
+
+def _filter(recipe: Recipe) -> Iterator[str]:
+    strategy, value = recipe.filter.strategy, recipe.filter.value
+    if strategy == "top_k_abs" and value != int(value):
+        yield f'filter.value = {value}: "top_k_abs" keeps a whole number of groups'
+    if strategy in ("top_p", "top_k", "min_p") and value > 1:
+        yield f'filter.value = {value}: "{strategy}" takes a share, above 0 and at most 1'
+    if strategy == "top_k_abs" and value < 1:
+        yield f'filter.value = {value}: "top_k_abs" keeps at least one group'
+
+
+def _policy(recipe: Recipe) -> Iterator[str]:
+    if recipe.mismatch.mode != "none" and recipe.loss.old == "behavior":
+        yield (
+            f'mismatch.mode = "{recipe.mismatch.mode}" needs loss.old = "recomputed": '
+            'with "behavior" the ratio already carries the correction'
+        )
+    if recipe.loss.old == "recomputed" and recipe.lag.steps:
+        yield f'loss.old = "recomputed" needs lag.steps = 0, it is {recipe.lag.steps}'
+    low, high = recipe.mismatch.low, recipe.mismatch.high
+    if low >= high:
+        yield f"mismatch.low = {low} is not below mismatch.high = {high}"
+
+
+def _lengths(recipe: Recipe) -> Iterator[str]:
+    if recipe.train.max_tokens >= recipe.model.max_len:
+        yield (
+            f"train.max_tokens = {recipe.train.max_tokens} leaves no room for a prompt in "
+            f"model.max_len = {recipe.model.max_len}"
+        )
+
+
+def _buckets(recipe: Recipe) -> Iterator[str]:
+    size, taken = recipe.train.group_size, set[int]()
+    for bucket in recipe.diagnostics.k_buckets or ():
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", bucket)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not 1 <= first <= last < size:
+            yield f'diagnostics.k_buckets: "{bucket}" is no range within 1 to {size - 1} successes'
+        elif taken & set(range(first, last + 1)):
+            yield f'diagnostics.k_buckets: "{bucket}" overlaps another bucket'
+        taken |= set(range(first, last + 1))
+
+
+def _engine(recipe: Recipe) -> Iterator[str]:
+    pair = (recipe.engine.sampler, recipe.engine.learner)
+    for name in ("fake", "tinker"):
+        if name in pair and pair != (name, name):
+            yield (
+                f'engine.sampler = "{pair[0]}", engine.learner = "{pair[1]}": '
+                f'"{name}" goes with itself only'
+            )
+
+
+def _evaluation(recipe: Recipe) -> Iterator[str]:
+    for task, settings in recipe.eval.items():
+        samples = _samples(task, settings)
+        too_many = [k for k in settings.k if k > samples]
+        if too_many:
+            yield f"eval.{task}.k = {max(too_many)} needs as many samples, n is {samples}"
+
+
+def _samples(task: str, settings: EvalTask) -> int:
+    default = DEFAULT_SAMPLES_GSM8K if task.startswith("gsm8k") else DEFAULT_SAMPLES
+    return settings.n or default
