@@ -118,7 +118,7 @@ def _chosen(
     if strategy == "top_k_abs":
         return ranked[: max(1, int(value))]
     if strategy == "min_p":
-        return ranked[_above_min_p(score_P[ranked], value, side)]
+        return np.compress(_above_min_p(score_P[ranked], value, side), ranked)
     if value >= 1:
         return ranked
     if prob_mode == "softmax":
