@@ -1,11 +1,14 @@
-"""Prompts that do not fit: refused before a model is loaded, or left out of the training list."""
+"""Prompts that do not fit: refused before a model is loaded, or left out of the training list.
+
+Fits: prompt tokens + train.max_tokens <= model.max_len. Nothing is cut from a prompt. Evaluation
+never leaves a problem out; its rule is in `rlfe.eval`. docs/algorithms.md 11.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from rlfe.errors import RequestError
-from rlfe.lengths import budget
 
 SHOWN = 10
 
@@ -26,8 +29,7 @@ def fitting(
     fits: list[str] = []
     long: list[str] = []
     for problem_id, tokens in prompt_tokens.items():
-        room = budget(prompt_tokens=tokens, max_tokens=max_tokens, max_len=max_len)
-        (fits if room.action == "fits" else long).append(problem_id)
+        (fits if tokens <= limit else long).append(problem_id)
     if long and (fail or not fits):
         shown = ", ".join(f"{name} ({prompt_tokens[name]})" for name in long[:SHOWN])
         more = f" and {len(long) - SHOWN} more" if len(long) > SHOWN else ""

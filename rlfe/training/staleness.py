@@ -1,25 +1,20 @@
 """The lag of the sampler behind the trainer, and proofs that it is the stated one.
 
-What: which version a step samples from, the queue of snapshots, the fingerprint of weights, and
-the guards as functions of numbers. Not here: taking and loading snapshots (engines). Definitions:
-docs/algorithms.md 8.
+What: which version a step samples from, the queue of snapshots, and the guards as functions of
+numbers. Not here: taking, fingerprinting and loading snapshots (engines). docs/algorithms.md 8.
 
 Try it: `[behavior_version(step, lag=4) for step in range(7)]` -> 0, 0, 0, 0, 0, 1, 2.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from rlfe.engines.base import Snapshot
 from rlfe.errors import RlfeError
 
-CHUNK = 1 << 24  # elements summed at a time: bounds the int64 copy of a large embedding
 FLOAT32_LIMIT, FLOAT32_CLIP = 1e-3, 1e-3
 OTHER_LIMIT, OTHER_CLIP = 5e-2, 5e-2  # bf16 vLLM against a bf16-autocast trainer: 0.034 measured
 
@@ -59,23 +54,6 @@ class SnapshotQueue:
     def held(self) -> list[Snapshot]:
         """All snapshots, oldest first (what a resumable state saves)."""
         return [self._snapshots[version] for version in sorted(self._snapshots)]
-
-
-def fingerprint(tensors: Mapping[str, Any]) -> str:
-    """SHA-256 over all tensors in name order, exact on any device and for torch and numpy alike.
-
-    Per tensor: name, dtype, shape, sum of bit patterns, sum of pattern x position (row-major, from
-    0), both wrapping int64; a pattern is the element's bits as a signed integer of its width.
-    """
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        shape = "x".join(str(size) for size in tensor.shape)
-        plain, weighted = _sums(tensor)
-        digest.update("\x1f".join([name, dtype, shape, str(plain), str(weighted)]).encode())
-        digest.update(b"\n")
-    return digest.hexdigest()
 
 
 def check_arrival(*, sent: str, received: str, version: int) -> None:
@@ -156,34 +134,3 @@ def freshness(
         limit=limit,
         clip_limit=clip_limit,
     )
-
-
-def _sums(tensor: Any) -> tuple[int, int]:
-    pieces = _numpy_pieces(tensor) if isinstance(tensor, np.ndarray) else _torch_pieces(tensor)
-    plain = weighted = 0
-    for piece_plain, piece_weighted in pieces:
-        plain, weighted = plain + piece_plain, weighted + piece_weighted
-    return _wrapped(plain), _wrapped(weighted)
-
-
-def _numpy_pieces(array: np.ndarray) -> Iterable[tuple[int, int]]:
-    flat = np.ascontiguousarray(array).reshape(-1).view(f"i{array.dtype.itemsize}")
-    for start in range(0, flat.size, CHUNK):
-        pattern = flat[start : start + CHUNK].astype(np.int64)
-        position = np.arange(start, start + pattern.size, dtype=np.int64)
-        yield int(pattern.sum()), int((pattern * position).sum())
-
-
-def _torch_pieces(tensor: Any) -> Iterable[tuple[int, int]]:
-    import torch
-
-    integer = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    flat = tensor.detach().contiguous().reshape(-1).view(integer[tensor.element_size()])
-    for start in range(0, flat.numel(), CHUNK):
-        pattern = flat[start : start + CHUNK].to(torch.int64)
-        position = torch.arange(start, start + pattern.numel(), device=pattern.device)
-        yield int(pattern.sum().item()), int((pattern * position).sum().item())
-
-
-def _wrapped(value: int) -> int:
-    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
