@@ -1,0 +1,239 @@
+"""Samples and verdicts of one checkpoint and task, appended block by block.
+
+One file per checkpoint: concatenated zstd frames (`zstd -dc` reads it), each frame one or more
+JSON lines. A frame is written by one call and carries a checksum, so a kill leaves at most one cut
+frame at the end, which the next opening drops: finished blocks are never lost. A block is known by
+(problem, block number), so none is counted twice; a short last block is superseded by a whole one
+when n grows. Verdicts name the judging rule: with another rule the samples stay and are judged
+again. Not here: what is right (`tally.py`) and what to sample (`runner.py`).
+
+Lines: {"kind": "header", ...} once; {"kind": "block", "p", "b", "s": [[text, finish, tokens]]};
+{"kind": "verdicts", "p", "b", "rule", "v": [[answer hash, status, detail, seconds, facts]]}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import zstandard
+
+from rlfe.errors import RequestError, RlfeError
+from rlfe.rundir import disk_error
+
+SCHEMA = "rlfe.samples/1"
+CHUNK = 1 << 16  # small, because a decompressor hands back what follows a frame as a copy
+
+BlockKey = tuple[str, int]
+
+
+class Sample(NamedTuple):
+    """One sampled reply: `Sample("def f(): ...", "stop", 41)`."""
+
+    text: str
+    finish: str
+    tokens: int
+
+
+class Judged(NamedTuple):
+    """One judged reply: `Judged("9f86d081884c7d65", "failed", "plus 3", 0.02, {})`."""
+
+    answer: str
+    status: str
+    detail: str
+    seconds: float
+    facts: Mapping[str, Any]
+
+
+class Store:
+    """Samples and verdicts in memory, and the file that they are appended to.
+
+    `verdicts` are those of `rule`. Once a block is judged its texts are kept as digests only
+    (60,000 replies are 90 MB), unless `texts` is true. Use as a context manager to write (the
+    file is locked, threads may share it), or `Store.read(path, rule)` to look.
+    """
+
+    def __init__(self, path: Path, rule: str, texts: bool = False) -> None:
+        self.path, self.rule, self.texts = path, rule, texts
+        self.header: Mapping[str, Any] | None = None
+        self.blocks: dict[BlockKey, list[Sample]] = {}
+        self.verdicts: dict[BlockKey, list[Judged]] = {}
+        self._file: BinaryIO | None = None
+        self._write_lock = threading.Lock()
+
+    @classmethod
+    def read(cls, path: Path, rule: str, texts: bool = False) -> Store:
+        """What the file holds (nothing if there is none); a cut last frame is left out."""
+        store = cls(path, rule, texts)
+        store._load()
+        return store
+
+    def open(self, header: Mapping[str, Any]) -> Store:
+        """Lock the file for appending, drop a cut last frame, and check whose samples these are.
+
+        Raises:
+            RequestError: the samples belong to other weights or tokenizer files, or another
+                process is writing them.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("ab", buffering=0)
+        try:
+            _lock(self._file, self.path)
+            self._file.truncate(self._load())
+            self._claim({"kind": "header", "schema": SCHEMA, **header})
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Flush to disk and give the lock back; may be called twice."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._file = None
+
+    def add_block(self, problem: str, block: int, samples: Sequence[Sample]) -> None:
+        """Append one block; a block that was there is superseded."""
+        self._append([{"kind": "block", "p": problem, "b": block, "s": [list(s) for s in samples]}])
+        self._take_block((problem, block), list(samples))
+
+    def add_verdicts(self, verdicts: Mapping[BlockKey, Sequence[Judged]]) -> None:
+        """Append the verdicts of whole blocks, all in one frame."""
+        lines = [
+            {"kind": "verdicts", "p": p, "b": b, "rule": self.rule, "v": [_verdict(v) for v in row]}
+            for (p, b), row in verdicts.items()
+        ]
+        if lines:
+            self._append(lines)
+        for key, row in verdicts.items():
+            self._take_verdicts(key, list(row))
+
+    def missing(self, problem: str, n: int, size: int) -> list[tuple[int, int]]:
+        """(block, samples) still to be drawn so that `problem` has n, in blocks of `size`."""
+        wanted = [(block, min(size, n - block * size)) for block in range(-(-n // size))]
+        return [(b, count) for b, count in wanted if len(self.blocks.get((problem, b), ())) < count]
+
+    def unjudged(self) -> list[BlockKey]:
+        """Blocks without a verdict for every sample, in the order they were written."""
+        return [k for k, s in self.blocks.items() if len(self.verdicts.get(k, ())) != len(s)]
+
+    def _claim(self, header: Mapping[str, Any]) -> None:
+        if self.header is None:
+            self._append([header])
+            self.header = header
+            return
+        for name, value in header.items():
+            if self.header.get(name) != value:
+                raise RequestError(
+                    f"{self.path} holds samples of another {name}: {self.header.get(name)} there, "
+                    f"{value} here",
+                    hint="Start anew with --fresh, or evaluate into another --runs-dir.",
+                )
+
+    def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        assert self._file is not None, "the store is not open for writing"
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        frame = zstandard.ZstdCompressor(level=6, write_checksum=True).compress(text.encode())
+        with self._write_lock:
+            start = os.fstat(self._file.fileno()).st_size
+            try:
+                written = self._file.write(frame)
+                if written < len(frame):  # a disk that runs full takes a part, then refuses
+                    self._file.write(frame[written:])
+            except OSError as error:
+                self._file.truncate(start)
+                raise disk_error(error, self.path, "Every finished block is kept.") from error
+
+    def _load(self) -> int:
+        """Read every whole frame; returns the offset behind the last one."""
+        self.header, self.blocks, self.verdicts, good = None, {}, {}, 0
+        if not self.path.exists():
+            return 0
+        for text, end in frames(self.path):
+            for line in text.splitlines():
+                self._take(json.loads(line))
+            good = end
+        return good
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        if line["kind"] == "header":
+            if line.get("schema") != SCHEMA:
+                raise RlfeError(f"{self.path} has the schema {line.get('schema')}, not {SCHEMA}")
+            self.header = line
+        elif line["kind"] == "block":
+            self._take_block((line["p"], line["b"]), [Sample(*row) for row in line["s"]])
+        elif line["rule"] == self.rule:
+            self._take_verdicts((line["p"], line["b"]), [Judged(*row) for row in line["v"]])
+
+    def _take_block(self, key: BlockKey, samples: list[Sample]) -> None:
+        self.blocks[key] = samples
+        self.verdicts.pop(key, None)
+
+    def _take_verdicts(self, key: BlockKey, verdicts: list[Judged]) -> None:
+        self.verdicts[key] = verdicts
+        if not self.texts:
+            samples = self.blocks.get(key, [])
+            self.blocks[key] = [Sample(text_hash(s.text), s.finish, s.tokens) for s in samples]
+
+
+def frames(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield (text, offset behind it) of every whole frame; stops at the first cut or broken one."""
+    position, rest = 0, b""
+    with path.open("rb") as file:
+        while True:
+            frame, parts = zstandard.ZstdDecompressor().decompressobj(), []
+            while not frame.eof:
+                chunk = rest or file.read(CHUNK)
+                rest = b""
+                if not chunk:
+                    return
+                try:
+                    parts.append(frame.decompress(chunk))
+                except zstandard.ZstdError:
+                    return
+                position += len(chunk)
+            rest = frame.unused_data
+            position -= len(rest)
+            yield b"".join(parts).decode(), position
+
+
+def text_hash(text: str) -> str:
+    """Sixteen hex digits of a text; lone surrogates count too."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _verdict(verdict: Judged) -> list[Any]:
+    return [
+        verdict.answer,
+        verdict.status,
+        verdict.detail[:200],
+        round(verdict.seconds, 4),
+        dict(verdict.facts),
+    ]
+
+
+def _lock(file: BinaryIO, path: Path) -> None:
+    """Refuse a second writer. Advisory, freed by the system when the process dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: evaluation is refused before it gets here
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise RequestError(
+            f"another process is writing {path}",
+            hint="Wait for it, or split the work with --shard.",
+        ) from None

@@ -1,0 +1,251 @@
+"""The runner: what is missing is sampled, what is known is not done again."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlfe.errors import RequestError
+from rlfe.eval.runner import Job, Report, Samplers, Target, make_job, run_jobs
+from rlfe.eval.settings import Settings
+from rlfe.eval.store import Store
+from rlfe.eval.tables import Draws, Scored, score_rows, write_tables
+from rlfe.eval.tally import measures, tally
+from rlfe.types import Completion, Finish
+from tests.eval_doubles import ENGINE, ParityTask, SeedSampler
+
+BASE = Settings(
+    task="toy_plus",
+    style="base",
+    n=16,
+    temperature=0.6,
+    top_p=0.95,
+    max_tokens=32,
+    max_len=64,
+    seed=0,
+)
+
+
+def with_(settings: Settings, **changes: object) -> Settings:
+    from dataclasses import replace
+
+    return replace(settings, **changes)  # type: ignore[arg-type]
+
+
+def target(root: Path, step: int = 30) -> Target:
+    folder = root / "x_mbpp_nobuf_lr1e3" / f"global_step_{step}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return Target(path=folder, cell="x_mbpp_nobuf_lr1e3", step=step, evals=folder.parent / "evals")
+
+
+def run(jobs: list[Job], weights: str = "w") -> tuple[Report, list[SeedSampler]]:
+    made: list[SeedSampler] = []
+
+    def make(path: Path) -> SeedSampler:
+        made.append(SeedSampler(path))
+        return made[-1]
+
+    samplers = Samplers(make, lambda a, b: True)
+    report = run_jobs(jobs, samplers, None, lambda path: f"{weights}{path.name}")
+    return report, made
+
+
+def rows(job: Job) -> list[dict[str, str]]:
+    store = Store.read(job.store_path, job.rule)
+    ids = [problem.id for problem in job.problems]
+    counts = tally(store, ids, job.settings.n, measures(job.task.name, None), 0.6)
+    return score_rows(Scored(job=job, tally=counts), Draws())
+
+
+def test_a_finished_evaluation_loads_no_model(tmp_path: Path) -> None:
+    job = make_job(target(tmp_path), ParityTask(), BASE, ENGINE)
+    first, made = run([job])
+    assert (first.sampled, first.judged, first.loads) == (80, 80, 1)
+    assert len(made[0].requests) == 10
+    again, made = run([job])
+    assert (again.sampled, again.judged, again.loads, made) == (0, 0, 0, [])
+
+
+def test_identical_answers_of_a_problem_are_judged_once(tmp_path: Path) -> None:
+    task = ParityTask()
+    run([make_job(target(tmp_path), task, BASE, ENGINE)])
+    assert len(task.judged) == len(set(task.judged)) <= 5 * 6
+    run([make_job(target(tmp_path), task, with_(BASE, n=160), ENGINE)])
+    assert len(task.judged) == len(set(task.judged))
+
+
+def test_growing_n_adds_samples_and_equals_asking_for_all_at_once(tmp_path: Path) -> None:
+    few = make_job(target(tmp_path / "a"), ParityTask(), BASE, ENGINE)
+    run([few])
+    many = make_job(target(tmp_path / "a"), ParityTask(), with_(BASE, n=44), ENGINE)
+    assert many.store_path == few.store_path
+    report, made = run([many])
+    assert report.sampled == 5 * (44 - 16)
+    direct = make_job(target(tmp_path / "b"), ParityTask(), with_(BASE, n=44), ENGINE)
+    run([direct])
+    assert rows(many) == rows(direct)
+    seeds = [r.sampling.seed for r in made[0].requests]
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_every_request_carries_explicit_values_and_its_own_seed(tmp_path: Path) -> None:
+    from rlfe.randomness import derive
+
+    _, made = run([make_job(target(tmp_path), ParityTask(), BASE, ENGINE)])
+    sampling = made[0].requests[1].sampling
+    text = "x_mbpp_nobuf_lr1e3/global_step_30"
+    assert sampling.seed == derive(0, "eval", text, "toy_plus", "toy/0", 1)
+    assert (sampling.n, sampling.temperature, sampling.top_p, sampling.top_k) == (8, 0.6, 0.95, -1)
+    assert (sampling.min_p, sampling.max_tokens, sampling.stop) == (0.0, 32, ("\n",))
+    assert sampling.stop_token_ids == (0,)
+
+
+def test_two_evaluation_seeds_share_no_stream(tmp_path: Path) -> None:
+    seeds: list[set[int]] = []
+    for seed in (0, 1):
+        job = make_job(target(tmp_path), ParityTask(), with_(BASE, seed=seed), ENGINE)
+        _, made = run([job])
+        seeds.append({r.sampling.seed + i for r in made[0].requests for i in range(8)})
+    assert not seeds[0] & seeds[1]
+
+
+def test_other_settings_lie_apart(tmp_path: Path) -> None:
+    task, place = ParityTask(), target(tmp_path)
+    jobs = [
+        make_job(place, task, with_(BASE, **change), ENGINE)
+        for change in ({}, {"temperature": 0.7}, {"style": "chat"}, {"max_tokens": 31}, {"seed": 1})
+    ]
+    assert len({job.store_path for job in jobs}) == 5
+    assert len({job.settings_text for job in jobs}) == 5
+
+
+def test_n_and_limit_share_samples_but_not_rows(tmp_path: Path) -> None:
+    task, place = ParityTask(), target(tmp_path)
+    whole = make_job(place, task, BASE, ENGINE)
+    first = make_job(place, task, with_(BASE, limit=2), ENGINE)
+    assert first.store_path == whole.store_path
+    assert first.settings_text == whole.settings_text + "-first2"
+    run([first])
+    report, _ = run([whole])
+    assert report.sampled == 3 * 16
+    assert [r["problems"] for r in rows(first)[:1]] == ["2"]
+    with pytest.raises(RequestError, match="limit 6 is more than the 5 problems"):
+        make_job(place, task, with_(BASE, limit=6), ENGINE)
+
+
+def test_a_fault_of_ours_is_never_wrong_and_is_tried_again(tmp_path: Path) -> None:
+    task = ParityTask()
+    task.broken = {"toy/3"}
+    job = make_job(target(tmp_path), task, BASE, ENGINE)
+    report, _ = run([job])
+    assert report.unscored == 16
+    assert report.faults[0] == "no jail"
+    incomplete = rows(job)
+    assert {row["score"] for row in incomplete} == {""}
+    assert {row["missing"] for row in incomplete} == {"toy/3"}
+    task.broken = set()
+    report, made = run([job])
+    assert (report.unscored, report.sampled, made) == (0, 0, [])
+    assert all(row["score"] for row in rows(job))
+
+
+def test_a_long_prompt_gets_the_room_that_is_left(tmp_path: Path) -> None:
+    job = make_job(target(tmp_path), ParityTask(), with_(BASE, max_len=20), ENGINE)
+    report, made = run([job])
+    assert report.shortened == 5
+    assert {r.sampling.max_tokens for r in made[0].requests} == {17}
+
+
+def test_a_prompt_without_room_counts_as_wrong_and_stays_in_the_mean(tmp_path: Path) -> None:
+    job = make_job(target(tmp_path), ParityTask(), with_(BASE, max_len=3), ENGINE)
+    report, made = run([job])
+    assert (report.no_room, made[0].requests) == (5, [])
+    assert rows(job)[0]["score"] == "0.0"
+    assert rows(job)[0]["problems"] == "5"
+
+
+def test_checkpoints_share_one_engine_and_each_is_loaded_once(tmp_path: Path) -> None:
+    task = ParityTask()
+    jobs = [
+        make_job(target(tmp_path, step), task, with_(BASE, task=name), ENGINE)
+        for step in (30, 60)
+        for name in ("toy_plus",)
+    ]
+    report, made = run(jobs)
+    assert (report.engines, report.loads, len(made)) == (1, 2, 1)
+    assert [path.name for path in made[0].loaded] == ["global_step_30", "global_step_60"]
+
+
+def test_retrained_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    job = make_job(target(tmp_path), ParityTask(), BASE, ENGINE)
+    run([job])
+    with pytest.raises(RequestError, match="--fresh"):
+        run([job], weights="other")
+
+
+def test_copies_at_a_temperature_above_zero_are_pointed_out(tmp_path: Path) -> None:
+    class Parrot(SeedSampler):
+        def _one(self, request: object, index: int) -> Completion:
+            return Completion(token_ids=(2,), logprobs=(0.0,), text="answer 2", finish=Finish.STOP)
+
+    job = make_job(target(tmp_path), ParityTask(), BASE, ENGINE)
+    run_jobs([job], Samplers(Parrot, lambda a, b: True), None, lambda path: "w")
+    store = Store.read(job.store_path, job.rule)
+    ids = [problem.id for problem in job.problems]
+    counts = tally(store, ids, 16, measures("toy_plus", None), 0.6)
+    assert "same text for 5 of 5 problems" in counts.warnings[0]
+
+
+SCRIPT = """
+import sys, time
+from pathlib import Path
+from tests.test_eval_runner import *
+class Slow(SeedSampler):
+    def generate(self, requests):
+        for item in super().generate(requests):
+            time.sleep(0.004)
+            yield item
+job = make_job(target(Path(sys.argv[1])), ParityTask(12), with_(BASE, n=44), ENGINE)
+print("ready", flush=True)
+run_jobs([job], Samplers(Slow, lambda a, b: True), None, lambda path: "w" + path.name)
+print("done", flush=True)
+"""
+
+
+def test_killed_at_random_moments_gives_the_same_tables_as_an_unbroken_run(tmp_path: Path) -> None:
+    env = {"PYTHONPATH": str(Path(__file__).parents[1]), "PATH": os.environ["PATH"]}
+    chance, kills = random.Random(7), 0
+    for _ in range(40):
+        child = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(tmp_path / "a")],
+            stdout=subprocess.PIPE, text=True, env=env,
+        )  # fmt: skip
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        if kills < 6:
+            time.sleep(chance.uniform(0.0, 0.09))
+            child.send_signal(signal.SIGKILL)
+        finished = child.stdout.read()
+        child.wait()
+        child.stdout.close()
+        if finished == "done\n":
+            break
+        kills += 1
+    assert kills >= 3
+    tables = []
+    for name in ("a", "b"):
+        job = make_job(target(tmp_path / name), ParityTask(12), with_(BASE, n=44), ENGINE)
+        run([job])
+        store = Store.read(job.store_path, job.rule)
+        ids = [problem.id for problem in job.problems]
+        scored = Scored(job=job, tally=tally(store, ids, 44, measures("toy_plus", None), 0.6))
+        write_tables(tmp_path / name / "scores", [scored], score_rows(scored, Draws()))
+        files = sorted((tmp_path / name).glob("scores*"))
+        tables.append({file.name: file.read_bytes() for file in files})
+    assert len(tables[0]) == 5
+    assert tables[0] == tables[1]
