@@ -1,0 +1,1 @@
+"""Tests of rlfe; `python -m tests.cases DIR` runs a folder of case families."""
