@@ -233,6 +233,13 @@ class Engine(Section):
     device: str = key("auto", "auto, cpu, cuda, mps")
     threads: CountOrZero = key(0, "CPU threads of torch; 0: the library's default")
     sample_batch: Count = key(64, "sequences generated at a time (transformers)")
+    gpus_per_node: Count | None = key(None, "GPUs of one node; None: those that are visible")
+    devices: str | None = key(None, 'visible GPUs such as "0,1"; None: as the process finds them')
+    tensor_parallel: Count = key(1, "GPUs that share one sampler's weights (vllm)")
+    gpu_share: Annotated[Number, Field(gt=0, le=1)] = key(
+        0.9, "share of a GPU's memory for the sampler (vllm)"
+    )
+    max_batched_tokens: Count | None = key(None, "tokens of one pass (vllm); None: its default")
 
 
 class Track(Section):
