@@ -9,9 +9,11 @@ from typing import Any
 
 from rlfe.engines.base import Snapshot
 from rlfe.errors import RequestError
+from rlfe.schema import Recipe
 from rlfe.tasks.base import Reply
 from rlfe.types import Completion, Finish, Problem, Prompt, Request, Status, Verdict
 
+RECIPE = Recipe()
 ENGINE = {"sampler": "fake", "dtype": "float32"}
 
 

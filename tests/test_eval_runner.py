@@ -6,19 +6,24 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from rlfe.errors import RequestError
-from rlfe.eval.runner import Job, Report, Samplers, Target, make_job, run_jobs
+from rlfe.eval.jobs import Job, Target, make_job
+from rlfe.eval.judging import JudgeOnDemand, Report
+from rlfe.eval.runner import run_jobs
+from rlfe.eval.samplers import Samplers
 from rlfe.eval.settings import Settings
 from rlfe.eval.store import Store
 from rlfe.eval.tables import Draws, Scored, score_rows, write_tables
 from rlfe.eval.tally import measures, tally
 from rlfe.types import Completion, Finish
-from tests.eval_doubles import ENGINE, ParityTask, SeedSampler
+from tests.eval_doubles import ENGINE, RECIPE, ParityTask, SeedSampler
 
+NO_JUDGE = JudgeOnDemand(lambda: nullcontext())  # type: ignore[arg-type,return-value]
 BASE = Settings(
     task="toy_plus",
     style="base",
@@ -46,12 +51,12 @@ def target(root: Path, step: int = 30) -> Target:
 def run(jobs: list[Job], weights: str = "w") -> tuple[Report, list[SeedSampler]]:
     made: list[SeedSampler] = []
 
-    def make(path: Path) -> SeedSampler:
-        made.append(SeedSampler(path))
+    def make(job: Job) -> SeedSampler:
+        made.append(SeedSampler(job.target.path))
         return made[-1]
 
     samplers = Samplers(make, lambda a, b: True)
-    report = run_jobs(jobs, samplers, None, lambda path: f"{weights}{path.name}")
+    report = run_jobs(jobs, samplers, NO_JUDGE, lambda path: f"{weights}{path.name}")
     return report, made
 
 
@@ -63,7 +68,7 @@ def rows(job: Job) -> list[dict[str, str]]:
 
 
 def test_a_finished_evaluation_loads_no_model(tmp_path: Path) -> None:
-    job = make_job(target(tmp_path), ParityTask(), BASE, ENGINE)
+    job = make_job(target(tmp_path), ParityTask(), BASE, RECIPE, ENGINE)
     first, made = run([job])
     assert (first.sampled, first.judged, first.loads) == (80, 80, 1)
     assert len(made[0].requests) == 10
@@ -73,20 +78,20 @@ def test_a_finished_evaluation_loads_no_model(tmp_path: Path) -> None:
 
 def test_identical_answers_of_a_problem_are_judged_once(tmp_path: Path) -> None:
     task = ParityTask()
-    run([make_job(target(tmp_path), task, BASE, ENGINE)])
+    run([make_job(target(tmp_path), task, BASE, RECIPE, ENGINE)])
     assert len(task.judged) == len(set(task.judged)) <= 5 * 6
-    run([make_job(target(tmp_path), task, with_(BASE, n=160), ENGINE)])
+    run([make_job(target(tmp_path), task, with_(BASE, n=160), RECIPE, ENGINE)])
     assert len(task.judged) == len(set(task.judged))
 
 
 def test_growing_n_adds_samples_and_equals_asking_for_all_at_once(tmp_path: Path) -> None:
-    few = make_job(target(tmp_path / "a"), ParityTask(), BASE, ENGINE)
+    few = make_job(target(tmp_path / "a"), ParityTask(), BASE, RECIPE, ENGINE)
     run([few])
-    many = make_job(target(tmp_path / "a"), ParityTask(), with_(BASE, n=44), ENGINE)
+    many = make_job(target(tmp_path / "a"), ParityTask(), with_(BASE, n=44), RECIPE, ENGINE)
     assert many.store_path == few.store_path
     report, made = run([many])
     assert report.sampled == 5 * (44 - 16)
-    direct = make_job(target(tmp_path / "b"), ParityTask(), with_(BASE, n=44), ENGINE)
+    direct = make_job(target(tmp_path / "b"), ParityTask(), with_(BASE, n=44), RECIPE, ENGINE)
     run([direct])
     assert rows(many) == rows(direct)
     seeds = [r.sampling.seed for r in made[0].requests]
@@ -96,7 +101,7 @@ def test_growing_n_adds_samples_and_equals_asking_for_all_at_once(tmp_path: Path
 def test_every_request_carries_explicit_values_and_its_own_seed(tmp_path: Path) -> None:
     from rlfe.randomness import derive
 
-    _, made = run([make_job(target(tmp_path), ParityTask(), BASE, ENGINE)])
+    _, made = run([make_job(target(tmp_path), ParityTask(), BASE, RECIPE, ENGINE)])
     sampling = made[0].requests[1].sampling
     text = "x_mbpp_nobuf_lr1e3/global_step_30"
     assert sampling.seed == derive(0, "eval", text, "toy_plus", "toy/0", 1)
@@ -108,7 +113,7 @@ def test_every_request_carries_explicit_values_and_its_own_seed(tmp_path: Path) 
 def test_two_evaluation_seeds_share_no_stream(tmp_path: Path) -> None:
     seeds: list[set[int]] = []
     for seed in (0, 1):
-        job = make_job(target(tmp_path), ParityTask(), with_(BASE, seed=seed), ENGINE)
+        job = make_job(target(tmp_path), ParityTask(), with_(BASE, seed=seed), RECIPE, ENGINE)
         _, made = run([job])
         seeds.append({r.sampling.seed + i for r in made[0].requests for i in range(8)})
     assert not seeds[0] & seeds[1]
@@ -117,7 +122,7 @@ def test_two_evaluation_seeds_share_no_stream(tmp_path: Path) -> None:
 def test_other_settings_lie_apart(tmp_path: Path) -> None:
     task, place = ParityTask(), target(tmp_path)
     jobs = [
-        make_job(place, task, with_(BASE, **change), ENGINE)
+        make_job(place, task, with_(BASE, **change), RECIPE, ENGINE)
         for change in ({}, {"temperature": 0.7}, {"style": "chat"}, {"max_tokens": 31}, {"seed": 1})
     ]
     assert len({job.store_path for job in jobs}) == 5
@@ -126,8 +131,8 @@ def test_other_settings_lie_apart(tmp_path: Path) -> None:
 
 def test_n_and_limit_share_samples_but_not_rows(tmp_path: Path) -> None:
     task, place = ParityTask(), target(tmp_path)
-    whole = make_job(place, task, BASE, ENGINE)
-    first = make_job(place, task, with_(BASE, limit=2), ENGINE)
+    whole = make_job(place, task, BASE, RECIPE, ENGINE)
+    first = make_job(place, task, with_(BASE, limit=2), RECIPE, ENGINE)
     assert first.store_path == whole.store_path
     assert first.settings_text == whole.settings_text + "-first2"
     run([first])
@@ -135,13 +140,13 @@ def test_n_and_limit_share_samples_but_not_rows(tmp_path: Path) -> None:
     assert report.sampled == 3 * 16
     assert [r["problems"] for r in rows(first)[:1]] == ["2"]
     with pytest.raises(RequestError, match="limit 6 is more than the 5 problems"):
-        make_job(place, task, with_(BASE, limit=6), ENGINE)
+        make_job(place, task, with_(BASE, limit=6), RECIPE, ENGINE)
 
 
 def test_a_fault_of_ours_is_never_wrong_and_is_tried_again(tmp_path: Path) -> None:
     task = ParityTask()
     task.broken = {"toy/3"}
-    job = make_job(target(tmp_path), task, BASE, ENGINE)
+    job = make_job(target(tmp_path), task, BASE, RECIPE, ENGINE)
     report, _ = run([job])
     assert report.unscored == 16
     assert report.faults[0] == "no jail"
@@ -155,14 +160,14 @@ def test_a_fault_of_ours_is_never_wrong_and_is_tried_again(tmp_path: Path) -> No
 
 
 def test_a_long_prompt_gets_the_room_that_is_left(tmp_path: Path) -> None:
-    job = make_job(target(tmp_path), ParityTask(), with_(BASE, max_len=20), ENGINE)
+    job = make_job(target(tmp_path), ParityTask(), with_(BASE, max_len=20), RECIPE, ENGINE)
     report, made = run([job])
     assert report.shortened == 5
     assert {r.sampling.max_tokens for r in made[0].requests} == {17}
 
 
 def test_a_prompt_without_room_counts_as_wrong_and_stays_in_the_mean(tmp_path: Path) -> None:
-    job = make_job(target(tmp_path), ParityTask(), with_(BASE, max_len=3), ENGINE)
+    job = make_job(target(tmp_path), ParityTask(), with_(BASE, max_len=3), RECIPE, ENGINE)
     report, made = run([job])
     assert (report.no_room, made[0].requests) == (5, [])
     assert rows(job)[0]["score"] == "0.0"
@@ -172,7 +177,7 @@ def test_a_prompt_without_room_counts_as_wrong_and_stays_in_the_mean(tmp_path: P
 def test_checkpoints_share_one_engine_and_each_is_loaded_once(tmp_path: Path) -> None:
     task = ParityTask()
     jobs = [
-        make_job(target(tmp_path, step), task, with_(BASE, task=name), ENGINE)
+        make_job(target(tmp_path, step), task, with_(BASE, task=name), RECIPE, ENGINE)
         for step in (30, 60)
         for name in ("toy_plus",)
     ]
@@ -182,7 +187,7 @@ def test_checkpoints_share_one_engine_and_each_is_loaded_once(tmp_path: Path) ->
 
 
 def test_retrained_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
-    job = make_job(target(tmp_path), ParityTask(), BASE, ENGINE)
+    job = make_job(target(tmp_path), ParityTask(), BASE, RECIPE, ENGINE)
     run([job])
     with pytest.raises(RequestError, match="--fresh"):
         run([job], weights="other")
@@ -193,8 +198,13 @@ def test_copies_at_a_temperature_above_zero_are_pointed_out(tmp_path: Path) -> N
         def _one(self, request: object, index: int) -> Completion:
             return Completion(token_ids=(2,), logprobs=(0.0,), text="answer 2", finish=Finish.STOP)
 
-    job = make_job(target(tmp_path), ParityTask(), BASE, ENGINE)
-    run_jobs([job], Samplers(Parrot, lambda a, b: True), None, lambda path: "w")
+    job = make_job(target(tmp_path), ParityTask(), BASE, RECIPE, ENGINE)
+    run_jobs(
+        [job],
+        Samplers(lambda job: Parrot(job.target.path), lambda a, b: True),
+        NO_JUDGE,
+        lambda path: "w",
+    )
     store = Store.read(job.store_path, job.rule)
     ids = [problem.id for problem in job.problems]
     counts = tally(store, ids, 16, measures("toy_plus", None), 0.6)
@@ -210,9 +220,10 @@ class Slow(SeedSampler):
         for item in super().generate(requests):
             time.sleep(0.004)
             yield item
-job = make_job(target(Path(sys.argv[1])), ParityTask(12), with_(BASE, n=44), ENGINE)
+job = make_job(target(Path(sys.argv[1])), ParityTask(12), with_(BASE, n=44), RECIPE, ENGINE)
 print("ready", flush=True)
-run_jobs([job], Samplers(Slow, lambda a, b: True), None, lambda path: "w" + path.name)
+samplers = Samplers(lambda job: Slow(job.target.path), lambda a, b: True)
+run_jobs([job], samplers, NO_JUDGE, lambda path: "w" + path.name)
 print("done", flush=True)
 """
 
@@ -239,7 +250,7 @@ def test_killed_at_random_moments_gives_the_same_tables_as_an_unbroken_run(tmp_p
     assert kills >= 3
     tables = []
     for name in ("a", "b"):
-        job = make_job(target(tmp_path / name), ParityTask(12), with_(BASE, n=44), ENGINE)
+        job = make_job(target(tmp_path / name), ParityTask(12), with_(BASE, n=44), RECIPE, ENGINE)
         run([job])
         store = Store.read(job.store_path, job.rule)
         ids = [problem.id for problem in job.problems]

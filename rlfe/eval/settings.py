@@ -51,6 +51,7 @@ class Settings:
     limit: int | None = None
     examples: tuple[str, ...] = ()
     mode: str | None = None
+    thinking: bool | None = None
 
 
 def effective_sampling(
@@ -82,23 +83,23 @@ def effective_sampling(
 def resolve(
     task: str,
     *,
-    run: EvalTask | None,
-    recipe: EvalTask | None,
+    section: EvalTask | None,
     flags: Mapping[str, Any],
-    run_style: str | None,
+    style: str | None,
     max_len: int,
+    thinking: bool | None = None,
 ) -> Settings:
-    """Settings of `task`: flags, else the run's section, else the recipe's, else the defaults.
+    """Settings of `task`: flags, else its section of the run or recipe, else the defaults.
 
     `flags` holds what was typed (None: not given): n, temperature, top_p, max_tokens, seed, ks,
-    limit, prompt. `run_style` is the prompt style that the run was trained with.
+    limit, prompt. `style` and `thinking` are what the run was trained with, if there is one.
 
     Raises:
         RequestError: no prompt style is known, or a value or a k that cannot be.
     """
-    section = run or recipe or EvalTask()
+    section = section or EvalTask()
     given = {name: value for name, value in flags.items() if value is not None}
-    style = given.get("prompt") or section.prompt or run_style
+    style = given.get("prompt") or section.prompt or style
     if style is None:
         raise RequestError(
             f"the prompt style of {task} is not known: a bare model does not say how to ask it",
@@ -117,6 +118,7 @@ def resolve(
         limit=given.get("limit", section.limit),
         examples=section.examples,
         mode=(section.mode or "flexible") if task == "gsm8k" else None,
+        thinking=thinking,
     )
     check(settings)
     return settings
@@ -190,6 +192,7 @@ def sample_facts(
             "format": prompts[0].format if prompts else "",
             "sha256": prompt_hash(prompts),
             "examples": list(settings.examples),
+            "thinking": settings.thinking,
             "stop": list(prompts[0].stop) if prompts else [],
         },
         "sampling": values,

@@ -20,8 +20,8 @@ import numpy as np
 
 from rlfe.errors import RlfeError
 from rlfe.eval import merge
+from rlfe.eval.jobs import Job
 from rlfe.eval.passk import pass_at_all_k
-from rlfe.eval.runner import Job
 from rlfe.eval.statistics import DRAWS, OVER_PROBLEMS, WILSON, draw_weights, over_problems, wilson
 from rlfe.eval.tally import Tally
 from rlfe.randomness import generator

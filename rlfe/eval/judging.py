@@ -1,0 +1,173 @@
+"""Judging beside generation: blocks are judged in a thread while the next ones are sampled.
+
+Identical answers of a problem are judged once and count as often as they occur. A verdict that is
+our own fault is not recorded, so the next call tries it again. Not here: what is right
+(`rlfe.tasks`), running programs (`rlfe.sandbox`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rlfe.eval.jobs import Job
+from rlfe.eval.store import BlockKey, Judged, Sample, Store, text_hash
+from rlfe.tasks.base import Reply, Task
+from rlfe.types import Finish, Status
+
+if TYPE_CHECKING:
+    from rlfe.sandbox.pool import Judge
+
+JUDGE_AT = 16  # blocks handed to the judge at a time: enough to keep its workers busy
+WAITING = 4  # such hand-overs that may wait before generation pauses
+NO_ROOM = "prompt leaves no room for a token"
+
+
+@dataclass(slots=True)
+class Report:
+    """What happened while running: counts for the user, and whether something is still missing."""
+
+    sampled: int = 0
+    judged: int = 0
+    shortened: int = 0
+    no_room: int = 0
+    unscored: int = 0
+    loads: int = 0
+    engines: int = 0
+    faults: list[str] = field(default_factory=list)
+
+
+class JudgeOnDemand:
+    """Starts the judge at the first program to judge, before a model is loaded; then keeps it.
+
+    Args:
+        make: Builds the judge, a context manager.
+    """
+
+    def __init__(self, make: Callable[[], Judge]) -> None:
+        self._make, self._stack = make, ExitStack()
+        self.judge: Judge | None = None
+
+    def for_task(self, task: Task) -> Judge | None:
+        """The judge where the task runs programs, else None."""
+        if task.runs_programs and self.judge is None:
+            self.judge = self._stack.enter_context(self._make())
+        return self.judge if task.runs_programs else None
+
+    def __enter__(self) -> JudgeOnDemand:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+class JudgeThread:
+    """Judges blocks in one thread beside generation. Identical answers of a problem run once."""
+
+    def __init__(self, job: Job, store: Store, judge: Judge | None, report: Report) -> None:
+        self._job, self._store, self._judge, self._report = job, store, judge, report
+        self._problems = {p.id: (p, q) for p, q in zip(job.problems, job.prompts, strict=True)}
+        self._known = self._seen_before()
+        self._waiting: list[BlockKey] = []
+        self._futures: list[Future[None]] = []
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
+
+    def _seen_before(self) -> dict[tuple[str, str], Judged]:
+        """Verdicts by (problem, answer). Only final ones: a timeout may have been the machine's."""
+        known = {}
+        for (problem, _), row in self._store.verdicts.items():
+            for verdict in row:
+                if verdict.status != Status.TIMEOUT:
+                    known[problem, verdict.answer] = verdict
+        return known
+
+    def __enter__(self) -> JudgeThread:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._hand_over()
+                self._settle(0)
+        finally:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def submit(self, blocks: Iterable[BlockKey]) -> None:
+        """Queue stored blocks; pauses the caller when judging falls behind."""
+        for key in blocks:
+            self._waiting.append(key)
+            if len(self._waiting) >= JUDGE_AT:
+                self._hand_over()
+        self._settle(WAITING)
+
+    def no_room(self, key: BlockKey, count: int) -> None:
+        """Record a block whose prompt leaves no room for a token: all its samples are wrong."""
+        verdict = Judged("", str(Status.TRUNCATED), NO_ROOM, 0.0, {})
+        self._pool.submit(self._store_no_room, key, count, verdict).result()
+
+    def _store_no_room(self, key: BlockKey, count: int, verdict: Judged) -> None:
+        self._store.add_block(*key, [Sample("", str(Finish.LENGTH), 0)] * count)
+        self._store.add_verdicts({key: [verdict] * count})
+
+    def _hand_over(self) -> None:
+        if self._waiting:
+            self._futures.append(self._pool.submit(self._judge_blocks, self._waiting))
+            self._waiting = []
+
+    def _settle(self, allowed: int) -> None:
+        """Wait until at most `allowed` hand-overs are open; raises what judging raised."""
+        while len(self._futures) > allowed:
+            self._futures.pop(0).result()
+
+    def _judge_blocks(self, blocks: Sequence[BlockKey]) -> None:
+        answers: dict[tuple[BlockKey, int], str] = {}
+        fresh: dict[tuple[str, str], Reply] = {}
+        for key in blocks:
+            problem, prompt = self._problems[key[0]]
+            for place, sample in enumerate(self._store.blocks[key]):
+                finish = Finish(sample.finish)
+                reply = Reply(
+                    key="", problem=problem, prompt=prompt, text=sample.text, finish=finish
+                )
+                answers[key, place] = answer = self._answer_hash(reply)
+                if (problem.id, answer) not in self._known:
+                    fresh[problem.id, answer] = reply
+        self._known |= self._verdicts(fresh)
+        whole = {}
+        for key in blocks:
+            row = [
+                self._known.get((key[0], answers[key, place]))
+                for place in range(len(self._store.blocks[key]))
+            ]
+            scored = [verdict for verdict in row if verdict is not None]
+            self._report.unscored += len(row) - len(scored)
+            if len(scored) == len(row):
+                whole[key] = scored
+        self._report.judged += sum(len(row) for row in whole.values())
+        self._store.add_verdicts(whole)
+
+    def _answer_hash(self, reply: Reply) -> str:
+        """What makes two replies one: the program (or, where nothing is run, the text), and how
+        the reply ended, since a cut reply that fails is `truncated`."""
+        answer = self._job.task.answer(reply) if self._job.task.runs_programs else ""
+        return text_hash(f"{answer or reply.text}\x00{reply.finish}")
+
+    def _verdicts(self, fresh: Mapping[tuple[str, str], Reply]) -> dict[tuple[str, str], Judged]:
+        keys = dict(enumerate(fresh))
+        replies = [
+            Reply(key=str(i), problem=r.problem, prompt=r.prompt, text=r.text, finish=r.finish)
+            for i, r in enumerate(fresh.values())
+        ]
+        found = {}
+        for name, verdict in self._job.task.judge(replies, self._judge):
+            if verdict.status is Status.INFRASTRUCTURE:
+                self._report.faults.append(verdict.detail)
+                continue
+            problem, answer = keys[int(name)]
+            found[problem, answer] = Judged(
+                answer, str(verdict.status), verdict.detail, verdict.seconds, verdict.facts
+            )
+        return found

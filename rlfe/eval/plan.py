@@ -1,0 +1,202 @@
+"""What an evaluation has to do: which checkpoints, which tasks, with whose settings.
+
+A checkpoint takes the settings of its own run's config.toml; a base model those of the runs that
+are scored beside it (all must agree), else the recipe's. Everything that can be refused is refused
+here, before a model is loaded. Not here: doing it (`runner.py`), finding folders
+(`rlfe.checkpoints`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlfe.checkpoints import Checkpoint
+from rlfe.errors import RequestError
+from rlfe.eval.jobs import Job, Target, make_job
+from rlfe.eval.settings import Settings, resolve
+from rlfe.naming import cell_of, model_name
+from rlfe.rundir import RunDir
+from rlfe.schema import Recipe
+from rlfe.tasks.base import Task
+
+DEFAULT_TASKS = ("mbpp_plus", "gsm8k")
+RANGE = re.compile(r"(\d+):(\d+):(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A checkpoint or base model with the configuration that decides how it is asked.
+
+    `recipe` is its run's (or, for a base model, the given one); `fallback` the sections of
+    `--recipe`, for tasks that the run says nothing about.
+    """
+
+    target: Target
+    recipe: Recipe
+    fallback: Recipe
+    has_run: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was typed. `flags` hold None where an option was not given."""
+
+    tasks: tuple[str, ...]
+    flags: Mapping[str, Any]
+
+
+def parse_steps(text: str) -> tuple[frozenset[int], bool]:
+    """`30:500:30,last` -> (steps 30, 60, ..., 480, and True: the last one of each run too).
+
+    Raises:
+        RequestError: A part is no step, no first:last:stride and not "last".
+    """
+    steps: set[int] = set()
+    last = False
+    for part in text.replace(" ", "").split(","):
+        match = RANGE.fullmatch(part)
+        if part == "last":
+            last = True
+        elif part.isdecimal():
+            steps.add(int(part))
+        elif match is not None and int(match[3]) > 0:
+            first, end, stride = (int(number) for number in match.groups())
+            steps.update(range(first, end + 1, stride))
+        else:
+            raise RequestError(
+                f'"{part}" in --steps is no step', hint="Write 30:500:30,last or 30,60,90."
+            )
+    return frozenset(steps), last
+
+
+def chosen(checkpoints: Sequence[Checkpoint], text: str | None) -> list[Checkpoint]:
+    """The checkpoints that `--steps` keeps; all without it.
+
+    Raises:
+        RequestError: None is left; the message says which steps there are.
+    """
+    if text is None:
+        return list(checkpoints)
+    steps, last = parse_steps(text)
+    newest: dict[str, int] = {}
+    for point in checkpoints:
+        newest[point.cell_text] = max(point.step, newest.get(point.cell_text, 0))
+    kept = [
+        point
+        for point in checkpoints
+        if point.step in steps or (last and point.step == newest[point.cell_text])
+    ]
+    if checkpoints and not kept:
+        there = ", ".join(str(step) for step in sorted({point.step for point in checkpoints}))
+        raise RequestError(f"--steps {text} leaves no checkpoint; steps found: {there}")
+    return kept
+
+
+def checkpoint_target(checkpoint: Checkpoint) -> Target:
+    """Where a run's checkpoint lies and where its samples go."""
+    run = RunDir(checkpoint.path.parent)
+    return Target(
+        path=checkpoint.path,
+        cell=checkpoint.cell_text,
+        step=checkpoint.step,
+        evals=run.evals("x").parent,
+    )
+
+
+def base_target(path: Path, name: str, runs_dir: Path) -> Target:
+    """A base model: step 0 of the cell that is named like the model."""
+    return Target(path=path, cell=name, step=0, evals=runs_dir / "_base" / name / "evals")
+
+
+def base_cell(model: str, runs: Iterable[Subject]) -> str:
+    """The base model's name in tables: as its runs call it, else the last part of its path."""
+    for subject in runs:
+        if subject.recipe.model.path.rstrip("/") == model.rstrip("/"):
+            return cell_of(subject.recipe).model
+    return model_name(model)
+
+
+def tasks_of(asked: Asked, subjects: Sequence[Subject]) -> tuple[str, ...]:
+    """Tasks to score: those asked for, else those that runs or recipe configure, else two."""
+    if asked.tasks:
+        return tuple(dict.fromkeys(asked.tasks))
+    named = [task for s in subjects for task in (*s.recipe.eval, *s.fallback.eval)]
+    return tuple(dict.fromkeys(named)) or DEFAULT_TASKS
+
+
+def settings_of(subject: Subject, task: str, asked: Asked) -> Settings:
+    """Settings of one subject on one task; RequestError where they cannot give a score."""
+    recipe = subject.recipe
+    style = recipe.prompt.style
+    if style is None and not subject.has_run:
+        style = subject.fallback.prompt.style
+    return resolve(
+        task,
+        section=recipe.eval.get(task) or subject.fallback.eval.get(task),
+        flags=asked.flags,
+        style=style,
+        max_len=recipe.model.max_len,
+        thinking=recipe.prompt.thinking,
+    )
+
+
+def base_settings(base: Subject, runs: Sequence[Subject], task: str, asked: Asked) -> Settings:
+    """A base model is asked as the runs beside it are, or as the recipe says.
+
+    Raises:
+        RequestError: The runs differ, so no setting fits them all.
+    """
+    kin = [s for s in runs if base_cell(s.recipe.model.path, [s]) == base.target.cell] or list(runs)
+    found = {settings_of(subject, task, asked) for subject in kin}
+    if len(found) > 1:
+        raise RequestError(
+            f"the runs ask {task} in {len(found)} ways, so the base model cannot be asked like all",
+            hint="Score them in separate calls, or give the settings as flags.",
+        )
+    return found.pop() if found else settings_of(base, task, asked)
+
+
+def plan_jobs(
+    subjects: Sequence[Subject],
+    asked: Asked,
+    task_of: Callable[[str, Subject], Task],
+) -> list[Job]:
+    """Jobs in order: base models first, then runs; all tasks of a checkpoint stand together."""
+    runs = [subject for subject in subjects if subject.has_run]
+    names = tasks_of(asked, subjects)
+    jobs = []
+    for subject in sorted(subjects, key=lambda s: (s.has_run, s.target.cell, s.target.step)):
+        for name in names:
+            settings = (
+                settings_of(subject, name, asked)
+                if subject.has_run
+                else base_settings(subject, runs, name, asked)
+            )
+            kin = runs[0].recipe if runs and not subject.has_run else subject.recipe
+            task = task_of(name, subject)
+            jobs.append(make_job(subject.target, task, settings, kin, engine_facts(kin)))
+    return jobs
+
+
+def engine_facts(recipe: Recipe) -> dict[str, Any]:
+    """What of the engine shapes a sample: which one, and in which precision it computes."""
+    return {"sampler": recipe.engine.sampler, "dtype": compute_dtype(recipe)}
+
+
+def compute_dtype(recipe: Recipe) -> str:
+    """float32 on a CPU, as in training; else what checkpoints are stored in."""
+    if recipe.engine.sampler == "fake":
+        return "float32"
+    try:
+        from rlfe.engines.weights import device_of
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f'engine "{recipe.engine.sampler}" needs {error.name}, which is not installed',
+            hint="pip install 'rlfe[train]'",
+        ) from error
+    on_cpu = device_of(recipe.engine.device).type == "cpu"
+    return "float32" if on_cpu else recipe.model.dtype
