@@ -203,11 +203,27 @@ def _checked(setting: Setting) -> Setting:
         path = ("matrix", ".".join(path[1:]))
     key = _schema_key(setting)
     value = setting.value
+    if path[0] == "matrix":
+        _check_matrix(setting, path[-1])
     if isinstance(value, _Text):
         value = _typed(str(value), key)
     if value == "none" and key is not None and _takes_none(key.annotation):
         value = None
     return Setting(path, value, setting.origin)
+
+
+def _check_matrix(setting: Setting, name: str) -> None:
+    """A matrix entry lists values of a key, or tables of keys that change together."""
+    value = _typed(str(setting.value), None) if isinstance(setting.value, _Text) else setting.value
+    if not isinstance(value, list) or not value:
+        raise RequestError(
+            f"{setting.origin}: matrix.{name} is not a list",
+            hint='Write for example "optim.lr" = [6e-6, 1e-6].',
+        )
+    tables = [entry for entry in value if isinstance(entry, dict)]
+    named = [key for entry in tables for key in entry] if len(tables) == len(value) else [name]
+    for key in named:
+        _schema_key(Setting(parse_key(key), None, setting.origin))
 
 
 def _schema_key(setting: Setting) -> Key | None:

@@ -21,6 +21,8 @@ ENTRY = re.compile(
 )
 PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
 BARE = re.compile(r"[A-Za-z0-9_-]+")
+EXPONENT = re.compile(r"e([+-])0+")  # Python writes 6e-06, people 6e-6
+WORD = re.compile(r"[A-Za-z][A-Za-z0-9_./-]*")  # a text that --set takes without quotes
 PLACE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 
 
@@ -85,11 +87,11 @@ def _key(name: str) -> str:
 
 
 def value(item: Any) -> str:
-    """One value as TOML: `value(6e-6) == "6e-06"`."""
+    """One value as TOML: `value(6e-6) == "6e-6"`."""
     if isinstance(item, bool):
         return "true" if item else "false"
     if isinstance(item, int | float):
-        return repr(item)
+        return EXPONENT.sub(r"e\1", repr(item))
     if isinstance(item, str):
         return _text(item)
     if isinstance(item, Mapping):
@@ -98,6 +100,12 @@ def value(item: Any) -> str:
     if isinstance(item, list | tuple):
         return "[" + ", ".join(value(entry) for entry in item) + "]"
     raise TypeError(f"{type(item).__name__} has no TOML form here")
+
+
+def word(item: Any) -> str:
+    """One value as it may stand after `--set KEY=`: simple texts without quotes."""
+    plain = isinstance(item, str) and WORD.fullmatch(item)
+    return item if plain and item not in ("true", "false", "inf", "nan") else value(item)
 
 
 def _text(text: str) -> str:

@@ -7,9 +7,12 @@ that is listed under a heading. Not here: what a command does. Try: `rlfe train 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+from rlfe.cli import output, values
 
 F = TypeVar("F", bound=Callable[..., Any])
 CONTEXT: dict[str, Any] = {
@@ -64,6 +67,50 @@ class Command(click.Command):
             with formatter.section("Examples"):
                 for line in self.examples:
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+def _speak(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        output.configure(**{str(param.name): True})
+
+
+def verbosity(function: F) -> F:
+    """Adds -q and -v, which act by themselves and are not passed to the command."""
+    for names, about in (
+        (("-q", "--quiet"), "Only the result and warnings."),
+        (("-v", "--verbose"), "More words; a traceback for unexpected errors."),
+    ):
+        flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _speak}
+        function = option("Output", *names, help=about, **flag)(function)
+    return function
+
+
+def json_option(function: F) -> F:
+    """Adds --json, passed to the command as `as_json`."""
+    about = "One JSON document on stdout."
+    return option("Output", "--json", "as_json", is_flag=True, help=about)(function)
+
+
+def recipe_options(function: F) -> F:
+    """Adds --recipe and --set, passed as `recipe` and `sets`."""
+    about = "KEY=VALUE; the value is TOML, a bare word is text. Repeatable."
+    sets = option(
+        "Settings", "--set", "sets", multiple=True, metavar="KEY=VALUE", help=about,
+        shell_complete=values.setting_keys,
+    )  # fmt: skip
+    about = "A shipped recipe or a TOML file; of several the later wins."
+    recipe = option(
+        "Settings", "--recipe", "recipe", multiple=True, metavar="NAME|FILE", help=about,
+        shell_complete=values.recipes,
+    )  # fmt: skip
+    return recipe(sets(function))
+
+
+def runs_dir_option(function: F) -> F:
+    """Adds --runs-dir, passed as `runs_dir` (a Path)."""
+    folder = click.Path(file_okay=False, path_type=Path)
+    about = "Folder that holds the run folders."
+    return option("Where", "--runs-dir", type=folder, default=Path("runs"), help=about)(function)
 
 
 def environment(ctx: click.Context) -> Mapping[str, str]:

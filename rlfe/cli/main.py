@@ -99,8 +99,12 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
     environment = dict(os.environ)
+    if environment.get("_RLFE_COMPLETE", "").startswith("powershell"):
+        from rlfe.cli.completion import add_powershell  # click knows the other three itself
+
+        add_powershell(environment)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    output.configure(color="NO_COLOR" not in environment)
+    output.configure(quiet=False, verbose=False, color="NO_COLOR" not in environment)
     sys.exit(run(given, environment))
 
 

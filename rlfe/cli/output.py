@@ -29,9 +29,16 @@ class _Talk:
 _talk = _Talk()
 
 
-def configure(*, quiet: bool = False, verbose: bool = False, color: bool = True) -> None:
-    """Set by `cli/main.py` and by -q and -v: quiet silences notes, hints and progress."""
-    _talk.quiet, _talk.verbose, _talk.color = quiet, verbose, color
+def configure(
+    *, quiet: bool | None = None, verbose: bool | None = None, color: bool | None = None
+) -> None:
+    """Set by `cli/main.py` and by -q and -v: quiet silences notes, hints and progress.
+
+    None leaves a setting as it is.
+    """
+    _talk.quiet = _talk.quiet if quiet is None else quiet
+    _talk.verbose = _talk.verbose if verbose is None else verbose
+    _talk.color = _talk.color if color is None else color
 
 
 def result(text: str) -> None:
