@@ -1,0 +1,222 @@
+"""Runs one program in its own process and sends what its calls return.
+
+What: the child's side. Records on the result pipe: a tag, a length, a payload. `V` a value, `X`
+an exception (phase and class name), `S` the program does not parse, `N` no entry point, `E` all
+calls done. What not: nothing here decides. The parent counts right values and nothing else, so
+a program that forges records only answers, without knowing what is expected.
+"""
+
+from __future__ import annotations
+
+import io
+import marshal
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlfe.sandbox.inside import wire
+
+RECORD = wire.COUNT
+FLUSH_BYTES = 1 << 16
+FLUSH_SECONDS = 0.002  # a slow call is sent at its end, so that the server sees progress
+MAX_LISTED = 1_000_000  # elements taken from an iterable result
+
+
+class Sender:
+    """Buffers records and writes them to the result pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._parts, self._size = pipe, [b""], 0
+        self._write, self._clock = os.write, time.monotonic
+        self._last = self._clock()
+
+    def send(self, tag: bytes, payload: bytes) -> None:
+        self._parts += (tag, RECORD.pack(len(payload)), payload)
+        self._size += len(payload) + 5
+        if self._size > FLUSH_BYTES or self._clock() - self._last > FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        data = memoryview(b"".join(self._parts))
+        self._parts, self._size = [], 0
+        while data:
+            data = data[self._write(self._pipe, data) :]
+        self._last = self._clock()
+
+    def failed(self, phase: str, error: BaseException) -> None:
+        name = wire._class_name(type(error))
+        self.send(b"X", f"{phase} {name}".encode("utf-8", "replace"))
+        self.flush()
+
+
+def run(job: Mapping[str, Any], sender: Sender, mark: Callable[[int], None]) -> None:
+    """Run one job to its end; `mark` tells the server the index of the call that starts."""
+    namespace: dict[str, Any] = {}
+    if job["mode"] == "stdin":
+        namespace["__name__"] = "__main__"
+    try:
+        code = compile(job["program"], "<program>", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError) as error:
+        sender.send(b"S", str(error)[:200].encode("utf-8", "replace"))
+        return sender.flush()
+    except BaseException as error:
+        return sender.failed("load", error)
+    _MODES[job["mode"]](job, code, namespace, sender, mark)
+
+
+def _loaded(code: Any, namespace: dict[str, Any], sender: Sender, phase: str = "load") -> bool:
+    try:
+        exec(code, namespace)
+    except BaseException as error:
+        sender.failed(phase, error)
+        return False
+    return True
+
+
+def _calls(
+    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
+) -> None:
+    """`fn(*input)` for every input, in order; stops at the first exception."""
+    result, loads, shape = wire.result, marshal.loads, _SHAPES[job["shape"]]
+    if not _loaded(code, namespace, sender):
+        return
+    function = namespace.get(job["entry"], _calls)
+    if job.get("method"):
+        function = _method(namespace, job["entry"])
+    if function is _calls:
+        sender.send(b"N", b"")
+        return sender.flush()
+    exact = frozenset(job["exact"])
+    sender.send(b"L", b"")
+    sender.flush()
+    for index, data in enumerate(job["inputs"]):
+        mark(index)
+        try:
+            value = shape(function(*loads(data)))
+            sender.send(b"V", result(value, exact=index in exact))
+        except BaseException as error:
+            sender.failed("call", error)
+            if not job["keep_going"]:
+                return
+    sender.send(b"E", b"")
+    sender.flush()
+
+
+def _method(namespace: dict[str, Any], name: str) -> Any:
+    """A function of that name, else the method of a class `Solution` (the LeetCode form)."""
+    if name in namespace:
+        return namespace[name]
+    try:
+        return getattr(namespace["Solution"](), name)
+    except BaseException:
+        return _calls
+
+
+def _expressions(
+    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
+) -> None:
+    """The set-up code after the program, then every expression in the program's namespace."""
+    result = wire.result
+    texts = [compile(text, "<test>", "eval", dont_inherit=True) for text in job["inputs"]]
+    setup = compile(job["setup"], "<setup>", "exec", dont_inherit=True)
+    if not _loaded(code, namespace, sender):
+        return
+    if job["setup"] and not _loaded(setup, namespace, sender, "set-up"):
+        return
+    sender.send(b"L", b"")
+    sender.flush()
+    for index, text in enumerate(texts):
+        mark(index)
+        try:
+            sender.send(b"V", result(eval(text, namespace)))
+        except BaseException as error:
+            sender.failed("call", error)
+            if not job["keep_going"]:
+                return
+    sender.send(b"E", b"")
+    sender.flush()
+
+
+def _statements(
+    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
+) -> None:
+    """Foreign asserts, run here: the record says so, an always-equal object can pass them."""
+    texts = [compile(text, "<test>", "exec", dont_inherit=True) for text in job["inputs"]]
+    setup = compile(job["setup"], "<setup>", "exec", dont_inherit=True)
+    end = wire.encode(job["end_mark"])
+    if not _loaded(code, namespace, sender):
+        return
+    if job["setup"] and not _loaded(setup, namespace, sender, "set-up"):
+        return
+    sender.send(b"L", b"")
+    for index, text in enumerate(texts):
+        mark(index)
+        try:
+            exec(text, namespace)
+            sender.send(b"V", end)
+        except BaseException as error:
+            sender.failed("call", error)
+            if not job["keep_going"]:
+                return
+    sender.send(b"E", b"")
+    sender.flush()
+
+
+def _script(
+    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
+) -> None:
+    """The program as a script: descriptor 0 holds the input, 1 takes the output (a file)."""
+    sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8", "surrogateescape")
+    sys.stdout = io.TextIOWrapper(
+        io.FileIO(1, "w", closefd=False), "utf-8", "surrogateescape", write_through=False
+    )
+    streams, lseek, read = (sys.stdout,), os.lseek, os.read
+    sys.modules["__main__"].__dict__.clear()
+    sys.modules["__main__"].__dict__.update(namespace)
+    try:
+        exec(code, sys.modules["__main__"].__dict__)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            return sender.failed("load", stop)
+    except BaseException as error:
+        return sender.failed("load", error)
+    for stream in (sys.stdout, *streams):
+        try:
+            stream.flush()
+        except BaseException as error:
+            return sender.failed("load", error)
+    lseek(1, 0, 0)
+    data = read(1, wire.PLAIN_BYTES)
+    sender.send(b"V", wire.encode(data))
+    sender.send(b"E", b"")
+    sender.flush()
+
+
+def _elements(value: Any) -> Any:
+    """The elements of an iterable in iteration order (set tasks)."""
+    items = []
+    for item in value:
+        items.append(item)
+        if len(items) > MAX_LISTED:
+            raise wire.Unencodable("too many elements")
+    return items
+
+
+def _presence(value: Any) -> Any:
+    """None, a bool, or "something" (tasks that ask only whether there is a result)."""
+    return value if value is None or value is True or value is False else "something"
+
+
+_SHAPES: dict[str, Callable[[Any], Any]] = {
+    "value": lambda value: value,
+    "elements": _elements,
+    "presence": _presence,
+}
+_MODES: dict[str, Callable[..., None]] = {
+    "calls": _calls,
+    "expressions": _expressions,
+    "statements": _statements,
+    "stdin": _script,
+}

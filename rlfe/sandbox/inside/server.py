@@ -1,0 +1,226 @@
+"""The fork server of one worker: one child per program, nothing else.
+
+What: reads jobs from the parent, forks a child for each, passes its records on, measures and
+limits its CPU and wall time, and kills it with everything it started. What not: it never sees
+an expected value and decides nothing. Started by exec with pipes as stdin and stdout.
+
+Frames to the parent: kind, job number, length, payload (`H` hello, `O` records of the child,
+`E` the end of a child). Frames from the parent: length, marshal of a tuple (the parent is
+trusted, the other direction is not).
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import marshal
+import mmap
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+import time
+from typing import Any
+
+from rlfe.sandbox.inside import harness, lockdown
+
+FRAME = struct.Struct(">cII")
+END = struct.Struct(">BiddI")
+EXITED, CPU, WALL, OUTPUT, STOPPED = range(5)
+MAX_OUTPUT = 64 << 20
+POLL_SECONDS = 0.25
+PRELOADED = (
+    "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
+    "enum", "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re",
+    "statistics", "string", "sys", "typing",
+)  # fmt: skip
+
+
+class Server:
+    """The worker's loop over jobs."""
+
+    def __init__(self, requests: int, replies: int, jail: lockdown.Jail) -> None:
+        self.requests, self.replies, self.jail = requests, replies, jail
+        self.inputs: dict[str, tuple[Any, ...]] = {}
+        self.progress = mmap.mmap(-1, 8)
+        self.has_numpy = False
+
+    def serve(self) -> None:
+        """Until the parent closes the pipe."""
+        self._frame(b"H", 0, json.dumps(self.jail.facts()).encode())
+        while (message := self._next()) is not None:
+            kind = message[0]
+            if kind == "inputs":
+                self.inputs[message[1]] = message[2]
+            elif kind == "forget":
+                self.inputs.clear()
+            elif kind == "job":
+                self._job(message[1], message[2])
+
+    def _next(self) -> tuple[Any, ...] | None:
+        head = self._read(4)
+        if head is None:
+            return None
+        body = self._read(int.from_bytes(head, "big"))
+        return None if body is None else marshal.loads(body)
+
+    def _read(self, size: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < size:
+            piece = os.read(self.requests, min(size - len(data), 1 << 20))
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)
+
+    def _frame(self, kind: bytes, number: int, payload: bytes) -> None:
+        data = memoryview(FRAME.pack(kind, number, len(payload)) + payload)
+        while data:
+            data = data[os.write(self.replies, data) :]
+
+    def _job(self, number: int, job: dict[str, Any]) -> None:
+        if job["inputs_key"]:
+            job["inputs"] = self.inputs[job["inputs_key"]]
+        if "numpy" in job["program"] and not self.has_numpy:
+            self._load_numpy()
+        self.progress[:4] = b"\0\0\0\0"
+        child = Child(job, self.jail, self.progress)
+        try:
+            cause = self._watch(number, child, job)
+        finally:
+            status, usage = child.end()
+        index = int.from_bytes(self.progress[:4], "big")
+        cpu = usage.ru_utime + usage.ru_stime
+        wall = time.monotonic() - child.started
+        code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
+        self._frame(b"E", number, END.pack(cause, code, cpu, wall, index))
+
+    def _load_numpy(self) -> None:
+        self.has_numpy = True
+        try:
+            importlib.import_module("numpy")
+        except ImportError:
+            return
+        gc.collect()
+        gc.freeze()
+
+    def _watch(self, number: int, child: Child, job: dict[str, Any]) -> int:
+        """Pass records on until the child closes its pipe or breaks a limit; the cause."""
+        poll = select.poll()
+        poll.register(child.pipe, select.POLLIN)
+        poll.register(self.requests, select.POLLIN)
+        sent, limit = 0, Clock(child, job)
+        while True:
+            cause, wait = limit.check()
+            if cause is not None:
+                return cause
+            for source, _ in poll.poll(wait * 1000):
+                if source == self.requests:
+                    self._stop(number)
+                    return STOPPED
+                data = os.read(child.pipe, 1 << 18)
+                if not data:
+                    return EXITED
+                sent += len(data)
+                if sent > MAX_OUTPUT:
+                    return OUTPUT
+                limit.moved()
+                self._frame(b"O", number, data)
+
+    def _stop(self, number: int) -> None:
+        message = self._next()
+        if message is None:
+            os._exit(0)  # the parent is gone; the children go with us
+        assert message[:2] == ("stop", number), message[:2]
+
+
+class Clock:
+    """CPU time decides, wall time catches sleepers; both for the call in progress and in all."""
+
+    def __init__(self, child: Child, job: dict[str, Any]) -> None:
+        self.child = child
+        self.total, self.wall = job["cpu_seconds"], job["wall_seconds"]
+        self.call = job["call_seconds"]  # CPU seconds between two records, at most
+        self.mark_cpu, self.mark_wall = 0.0, child.started
+
+    def moved(self) -> None:
+        self.mark_cpu, self.mark_wall = self.child.cpu(), time.monotonic()
+
+    def check(self) -> tuple[int | None, float]:
+        """(cause or None, seconds until it is worth looking again)."""
+        now, cpu = time.monotonic(), self.child.cpu()
+        left_cpu = min(self.total - cpu, self.call - (cpu - self.mark_cpu))
+        if left_cpu <= 0:
+            return CPU, 0.0
+        quiet = 3 * self.call + 2
+        left_wall = min(self.child.started + self.wall - now, self.mark_wall + quiet - now)
+        if left_wall <= 0:
+            return WALL, 0.0
+        return None, max(0.001, min(left_cpu, left_wall, POLL_SECONDS))
+
+
+class Child:
+    """A forked process that runs one program."""
+
+    def __init__(self, job: dict[str, Any], jail: lockdown.Jail, progress: mmap.mmap) -> None:
+        self.jail = jail
+        self.files = jail.script_files(job) if job["mode"] == "stdin" else ()
+        self.pipe, writer = os.pipe()
+        jail.before_fork()
+        self.started = time.monotonic()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._program(job, writer, progress)
+        os.close(writer)
+        for file in self.files:
+            os.close(file)
+        self._clock = (~self.pid << 3) | 2  # the kernel's CPU clock of a process
+
+    def _program(self, job: dict[str, Any], writer: int, progress: mmap.mmap) -> None:
+        try:
+            self.jail.in_child(job, writer, self.files)
+            sender = harness.Sender(self.jail.PIPE)
+
+            def mark(index: int) -> None:
+                progress[:4] = index.to_bytes(4, "big")
+
+            gc.enable()
+            harness.run(job, sender, mark)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+
+    def cpu(self) -> float:
+        try:
+            return time.clock_gettime(self._clock)
+        except OSError:  # a zombie on some kernels, or no such clock: the rlimit remains
+            return 0.0
+
+    def end(self) -> tuple[int, Any]:
+        """Kill what is left; (wait status, resource usage)."""
+        os.close(self.pipe)
+        self.jail.kill(self.pid)
+        _, status, usage = os.wait4(self.pid, 0)
+        self.jail.after_child()
+        return status, usage
+
+
+def main() -> None:
+    """Entry of the worker process: set the jail up, then serve."""
+    requests, replies = os.dup(0), os.dup(1)
+    devnull = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(devnull, standard)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for name in PRELOADED:
+        importlib.import_module(name)
+    options = json.loads(sys.argv[1])
+    jail = lockdown.enter(options)
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+    Server(requests, replies, jail).serve()

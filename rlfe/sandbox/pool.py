@@ -1,0 +1,255 @@
+"""The pool: persistent workers, one verdict per case, nothing lost.
+
+What: `Judge` starts the jailed workers by exec and runs cases on them; a case is one or more
+parts (base, then plus), each a fresh process, compared here value by value, stopped at the first
+wrong one. What not: it knows no task. Every wait has a limit; a case whose worker is lost is run
+again, and after three losses reported as infrastructure, never as wrong.
+Try: `with Judge(workers=2) as judge: list(judge.run([case]))`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rlfe.errors import RlfeError
+from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
+from rlfe.sandbox.worker import Worker, WorkerLost
+from rlfe.types import Status
+
+MAX_LOSSES = 3
+GRACE_SECONDS = 10.0  # a worker that says nothing for this long beyond a job's limit is lost
+
+
+@dataclass(slots=True)
+class _Ticket:
+    case: Case
+    deliver: Callable[[Case, Outcome], None]
+    done: list[PartResult] = field(default_factory=list)
+    losses: int = 0
+    first_cpu: float | None = None
+
+    def part(self) -> Part:
+        return self.case.parts[len(self.done)]
+
+
+class Judge:
+    """A pool of jailed workers; a context manager, usable from several threads.
+
+    Args:
+        workers: Number of workers; None is the number of usable cores.
+        require_isolation: Refuse the tier `limits` (files and network open).
+        python: Interpreter of the workers; None is this one.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        require_isolation: bool = False,
+        *,
+        python: str | None = None,
+        jail: str = "auto",
+    ) -> None:
+        usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self.size = max(1, min(workers or usable, usable))
+        self.require_isolation, self._python, self._jail = require_isolation, python, jail
+        self._incoming: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._pending: list[tuple[float, int, _Ticket]] = []
+        self._confirm: list[_Ticket] = []
+        self._order = itertools.count()
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._workers: list[Worker] = []
+        self._thread: threading.Thread | None = None
+        self._broken: str = ""
+        self.tier: dict[str, Any] = {}
+
+    def __enter__(self) -> Judge:
+        self._workers = [self._start() for _ in range(self.size)]
+        self.tier = self._workers[0].hello()
+        for worker in self._workers[1:]:
+            worker.hello()
+        self._thread = threading.Thread(target=self._loop, name="rlfe-judge", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._incoming.put(None)
+        self._wake()
+        if self._thread is not None:
+            self._thread.join()
+        for worker in self._workers:
+            worker.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def submit(self, case: Case, deliver: Callable[[Case, Outcome], None]) -> None:
+        """Start a case; `deliver` is called from the pool's thread when it has ended."""
+        if self._thread is None:
+            raise RlfeError("the judge is not started", hint="Use it as `with Judge() as judge:`.")
+        self._incoming.put(_Ticket(case, deliver))
+        self._wake()
+
+    def run(self, cases: Iterable[Case]) -> Iterator[tuple[Case, Outcome]]:
+        """Judge cases at once, from the call on; yields them as they end, in any order."""
+        results: queue.SimpleQueue[tuple[Case, Outcome]] = queue.SimpleQueue()
+        count = 0
+        for case in cases:
+            self.submit(case, lambda ended, outcome: results.put((ended, outcome)))
+            count += 1
+        return (results.get() for _ in range(count))
+
+    # -- the pool's own thread
+
+    def _wake(self) -> None:
+        os.write(self._wake_writer, b"w")
+
+    def _start(self) -> Worker:
+        return Worker(python=self._python, jail=self._jail)
+
+    def _loop(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # nobody may wait for ever on a pool that is gone
+            self._broken = f"{type(error).__name__}: {error}"
+            held = [*self._confirm, *(row[2] for row in self._pending)]
+            for ticket in [*held, *(w.run for w in self._workers if w.run is not None)]:
+                _give_up(ticket, self._broken)
+            while (late := self._incoming.get()) is not None:
+                _give_up(late, self._broken)
+
+    def _work(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        for worker in self._workers:
+            selector.register(worker.replies, selectors.EVENT_READ, worker)
+        running = True
+        while running:
+            self._assign(selector)
+            for key, _ in selector.select(timeout=1.0):
+                if key.data is None:
+                    running = self._collect()
+                else:
+                    self._serve(key.data, selector)
+            self._expire(selector)
+        selector.close()
+
+    def _collect(self) -> bool:
+        os.read(self._wake_reader, 1 << 16)
+        while True:
+            try:
+                ticket = self._incoming.get_nowait()
+            except queue.Empty:
+                return True
+            if ticket is None:
+                return False
+            self._queue(ticket)
+
+    def _queue(self, ticket: _Ticket) -> None:
+        heapq.heappush(self._pending, (-ticket.case.cost, next(self._order), ticket))
+
+    def _assign(self, selector: selectors.BaseSelector) -> None:
+        for worker in list(self._workers):
+            if worker.run is None and self._pending:
+                self._give(worker, heapq.heappop(self._pending)[2], selector)
+        if self._confirm and not self._pending and all(w.run is None for w in self._workers):
+            self._give(self._workers[0], self._confirm.pop(), selector)
+
+    def _give(self, worker: Worker, ticket: _Ticket, selector: selectors.BaseSelector) -> None:
+        try:
+            worker.begin(ticket.case.program, ticket.part(), ticket)
+        except WorkerLost:
+            worker.run = ticket
+            self._lost(worker, selector)
+
+    def _serve(self, worker: Worker, selector: selectors.BaseSelector) -> None:
+        try:
+            result = worker.receive()
+        except WorkerLost:
+            return self._lost(worker, selector)
+        if result is not None:
+            ticket = worker.run
+            worker.run = None
+            self._ended(ticket, result, worker, selector)
+
+    def _ended(
+        self,
+        ticket: _Ticket,
+        result: PartResult,
+        worker: Worker,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        if result.status is Status.TIMEOUT and ticket.case.confirm and ticket.first_cpu is None:
+            ticket.first_cpu = result.cpu
+            return self._confirm.append(ticket)
+        ticket.done.append(_with_first(result, ticket.first_cpu))
+        ticket.first_cpu = None
+        goes_on = result.status is Status.PASSED or ticket.case.run_all
+        if goes_on and len(ticket.done) < len(ticket.case.parts):
+            return self._give(worker, ticket, selector)
+        ticket.deliver(ticket.case, _outcome(ticket.done))
+
+    def _lost(self, worker: Worker, selector: selectors.BaseSelector) -> None:
+        """Replace a worker; its case is run again."""
+        ticket = worker.run
+        selector.unregister(worker.replies)
+        worker.close()
+        fresh = self._replacement()
+        self._workers[self._workers.index(worker)] = fresh
+        selector.register(fresh.replies, selectors.EVENT_READ, fresh)
+        if ticket is not None:
+            self._redo(ticket)
+
+    def _replacement(self) -> Worker:
+        for attempt in range(5):
+            try:
+                worker = self._start()
+                worker.hello()
+                return worker
+            except (WorkerLost, OSError):
+                time.sleep(0.2 * 2**attempt)
+        raise RlfeError("the judge's workers cannot be started", hint="Run `rlfe doctor`.")
+
+    def _redo(self, ticket: _Ticket) -> None:
+        ticket.losses += 1
+        if ticket.losses < MAX_LOSSES:
+            return self._queue(ticket)
+        _give_up(ticket, f"the worker was lost {MAX_LOSSES} times")
+
+    def _expire(self, selector: selectors.BaseSelector) -> None:
+        now = time.monotonic()
+        for worker in list(self._workers):
+            if worker.run is not None and now > worker.deadline + GRACE_SECONDS:
+                worker.kill()
+                self._lost(worker, selector)
+
+
+def _give_up(ticket: _Ticket, why: str) -> None:
+    part = ticket.part()
+    result = PartResult(
+        name=part.name,
+        status=Status.INFRASTRUCTURE,
+        detail=why,
+        cpu=0.0,
+        wall=0.0,
+        right=0,
+        total=len(part.inputs),
+    )
+    ticket.deliver(ticket.case, _outcome([*ticket.done, result]))
+
+
+def _with_first(result: PartResult, first_cpu: float | None) -> PartResult:
+    return result if first_cpu is None else replace(result, first_cpu=first_cpu)
+
+
+def _outcome(parts: Sequence[PartResult]) -> Outcome:
+    bad = next((part for part in parts if part.status is not Status.PASSED), parts[-1])
+    seconds = sum(part.cpu for part in parts)
+    return Outcome(status=bad.status, detail=bad.detail, seconds=seconds, parts=tuple(parts))
