@@ -113,13 +113,13 @@ def subset_metrics(table: TokenTable, *, clip_low: float, clip_high: float) -> M
     }
     if mass_T.size == 0:
         return counts
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         ratio_T, drift_T = np.exp(table.log_ratio_T), np.exp(table.log_drift_T)
+        low, middle, high = np.percentile(ratio_T, [5, 50, 95])
     above_T, below_T = ratio_T > 1 + clip_high, ratio_T < 1 - clip_low
     raw_T = above_T | below_T
     active_T = (above_T & (table.advantage_T > 0)) | (below_T & (table.advantage_T < 0))
     clip_mass = float(mass_T[active_T].sum())
-    low, middle, high = np.percentile(ratio_T, [5, 50, 95])
     found: Metrics = {
         **counts,
         "clip_raw": float(raw_T.mean()),
