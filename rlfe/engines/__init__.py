@@ -1,1 +1,159 @@
-"""Engines: what samples and what learns. `base.py` draws the boundary."""
+"""Which engines exist, and how one is made from a recipe. Heavy libraries load on the first use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlfe.engines.base import Learner, Sampler
+from rlfe.engines.fake import FakeLearner, FakeSampler
+from rlfe.errors import RequestError
+from rlfe.randomness import derive
+from rlfe.schema import Engine, Recipe
+
+
+def make_sampler(
+    engine: Engine,
+    path: Path | str,
+    *,
+    dtype: str | None = None,
+    revision: str | None = None,
+    thinking: bool | None = None,
+    lora: Any | None = None,
+    model: Any | None = None,
+) -> Sampler:
+    """The sampler that `engine.sampler` names, on a model folder or Hub id.
+
+    Args:
+        engine: The recipe's section: sampler, device, threads, sample_batch.
+        path: Model folder or Hub id.
+        dtype: What it computes in; None: float32 on a CPU, bfloat16 elsewhere.
+        thinking: The chat template's switch.
+        lora, model: For training in one process (`make_engines`).
+
+    Raises:
+        RequestError: The engine is not built, or a library that it needs is not installed.
+        NotFoundError: There is no such model.
+    """
+    facts = {"dtype": dtype, "revision": revision, "thinking": thinking}
+    made: Sampler = _made(SAMPLERS, engine.sampler, engine, path, lora=lora, model=model, **facts)
+    return made
+
+
+def make_learner(recipe: Recipe, *, share: bool = False) -> Learner:
+    """The learner that `engine.learner` names, on the recipe's model.
+
+    `share`: snapshots refer to the live weights, for a sampler that shares the model.
+    """
+    made: Learner = _made(LEARNERS, recipe.engine.learner, recipe, share)
+    return made
+
+
+def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
+    """Sampler and learner of a training run; they share one model where that changes nothing.
+
+    Shared: both transformers, no lag, and both compute in float32.
+    """
+    both = recipe.engine.sampler == recipe.engine.learner == "transformers"
+    share = both and recipe.lag.steps == 0 and _computes_in_float32(recipe)
+    learner = make_learner(recipe, share=share)
+    sampler = make_sampler(
+        recipe.engine,
+        recipe.model.path,
+        dtype="float32" if both and _computes_in_float32(recipe) else recipe.model.dtype,
+        revision=recipe.model.revision,
+        thinking=recipe.prompt.thinking,
+        lora=_lora(recipe),
+        model=learner.model if share else None,  # type: ignore[attr-defined]
+    )
+    return sampler, learner
+
+
+def needs(names: dict[str, Callable[..., Any]], name: str, kind: str) -> None:
+    """Refuse an engine that does not exist yet, before anything is loaded."""
+    if name not in names:
+        known = ", ".join(names)
+        raise RequestError(
+            f'engine.{kind} "{name}" is not built; there is: {known}',
+            hint=f"Use --set engine.{kind}={next(iter(names))}.",
+        )
+
+
+def check_engines(recipe: Recipe) -> None:
+    """RequestError if the recipe names an engine that is not built."""
+    needs(SAMPLERS, recipe.engine.sampler, "sampler")
+    needs(LEARNERS, recipe.engine.learner, "learner")
+
+
+def _made(names: dict[str, Callable[..., Any]], name: str, *args: Any, **kwargs: Any) -> Any:
+    needs(names, name, "sampler" if names is SAMPLERS else "learner")
+    try:
+        return names[name](*args, **kwargs)
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f'engine "{name}" needs {error.name}, which is not installed',
+            hint="pip install 'rlfe[train]'",
+        ) from error
+
+
+def _computes_in_float32(recipe: Recipe) -> bool:
+    from rlfe.engines.weights import device_of
+
+    return device_of(recipe.engine.device).type == "cpu" or recipe.model.dtype == "float32"
+
+
+def _lora(recipe: Recipe) -> Any | None:
+    if recipe.lora.rank == 0:
+        return None
+    from rlfe.engines.weights import Lora
+
+    return Lora(
+        rank=recipe.lora.rank,
+        alpha=recipe.lora.alpha,
+        targets=recipe.lora.targets,
+        seed=derive(recipe.run.seed, "lora"),
+    )
+
+
+def _transformers_sampler(engine: Engine, path: Path | str, **kwargs: Any) -> Sampler:
+    from rlfe.engines.transformers import TransformersSampler
+
+    return TransformersSampler(
+        path,
+        device=engine.device,
+        threads=engine.threads,
+        sample_batch=engine.sample_batch,
+        **kwargs,
+    )
+
+
+def _transformers_learner(recipe: Recipe, share: bool) -> Learner:
+    from rlfe.engines.learner import TransformersLearner
+
+    optim = recipe.optim
+    return TransformersLearner(
+        recipe.model.path,
+        dtype=recipe.model.dtype,
+        device=recipe.engine.device,
+        threads=recipe.engine.threads,
+        temperature=recipe.train.temperature,
+        micro_batch=recipe.train.micro_batch_rollouts,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+        weight_decay=optim.weight_decay,
+        grad_clip=optim.grad_clip,
+        lora=_lora(recipe),
+        revision=recipe.model.revision,
+        share=share,
+    )
+
+
+SAMPLERS: dict[str, Callable[..., Any]] = {
+    "transformers": _transformers_sampler,
+    "fake": lambda engine, path, **kwargs: FakeSampler(),
+}
+LEARNERS: dict[str, Callable[..., Any]] = {
+    "transformers": _transformers_learner,
+    "fake": lambda recipe, share: FakeLearner(),
+}

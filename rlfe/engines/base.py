@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rlfe.types import Batch, Completion, Prompt, Request
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,14 @@ class Sampler(Protocol):
     """Samples completions with the behaviour policy's log-probabilities."""
 
     name: str
-    tokenizer: Tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def exact(self) -> bool:
+        """A request's completions are the same bits whatever else is in the call."""
+        ...
 
     def load(self, source: Snapshot | Path) -> str:
         """Switch to these weights (prefix cache reset); returns the fingerprint it now holds."""
@@ -61,28 +71,84 @@ class Sampler(Protocol):
     def close(self) -> None: ...
 
 
+class LossFunction(Protocol):
+    """What an optimiser step minimises: the formulas stay above the engine boundary.
+
+    Called once per micro-batch with some rows of the step's batch (cut to their own width); the
+    values of all calls add up to the loss of the step.
+    """
+
+    entropy_gradient: bool  # whether the entropy needs a gradient (or is only logged)
+
+    def needs_gradient(self, batch: Batch) -> np.ndarray:
+        """Rows [B] whose log-probabilities get a gradient that is not surely zero, bool."""
+        ...
+
+    def __call__(self, rows: Batch, logp_BL: Any, entropy_BL: Any) -> tuple[Any, dict[str, float]]:
+        """Loss share with gradient, and shares of the logged sums. Arrays of the engine's kind."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What a forward-backward pass saw, with the weights before the update.
+
+    `sums` add up over micro-batches (`loss/policy` ...); logp_BL and entropy_BL are float32
+    arrays in the shape of the batch, 0 outside the mask.
+    """
+
+    sums: Mapping[str, float]
+    logp_BL: np.ndarray
+    entropy_BL: np.ndarray
+
+
+Source = Snapshot | Literal["current", "reference"]
+
+
 class Learner(Protocol):
     """Holds float32 master weights and the optimiser."""
 
     name: str
 
-    def forward_backward(self, batch: Batch, loss: Any) -> Mapping[str, float]:
-        """Accumulate gradients of one optimiser step (`loss`: rlfe.training.losses.LossSettings)."""
+    @property
+    def exact(self) -> bool:
+        """Float32 on one CPU thread: the same call gives the same bits."""
+        ...
+
+    def forward_backward(self, batch: Batch, loss: LossFunction) -> Pass:
+        """Accumulate the gradients of one optimiser step."""
         ...
 
     def optim_step(self, lr: float) -> float:
         """Clip, step, zero the gradients. Returns the norm before clipping; skips if not finite."""
         ...
 
-    def logprobs(self, batch: Batch) -> Any:
-        """Per-token log-probabilities [B, L] float32 at the training temperature, no gradient."""
+    def gradient_norm(self, batch: Batch, loss: LossFunction) -> float:
+        """Norm of a loss's gradient alone; accumulated gradients are left as they are."""
+        ...
+
+    def logprobs(self, batch: Batch, source: Source = "current") -> np.ndarray:
+        """Per-token log-probabilities [B, L] float32 at the training temperature, no gradient.
+
+        `source`: the current weights, the base model's ("reference"), or a stored snapshot's.
+        """
         ...
 
     def snapshot(self, version: int) -> Snapshot: ...
-    def export(self, folder: Path) -> None:
-        """Write a complete Hugging Face model directory into `folder` (which exists, empty)."""
+
+    def export(self, folder: Path, sample: Batch | None = None) -> Mapping[str, float]:
+        """Write a complete Hugging Face model directory into `folder` (which exists, empty).
+
+        Returns what the cast did to `sample` where weights were merged (`save/merge_delta`).
+        """
         ...
 
     def save_state(self, folder: Path) -> None: ...
     def load_state(self, folder: Path) -> None: ...
+    def save_snapshot(self, snapshot: Snapshot, path: Path) -> None: ...
+
+    def load_snapshot(self, path: Path) -> Snapshot:
+        """A snapshot as it was saved; RlfeError if its fingerprint is not the recorded one."""
+        ...
+
     def close(self) -> None: ...

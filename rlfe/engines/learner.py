@@ -1,0 +1,291 @@
+"""Learning with transformers in one process: float32 master weights and AdamW.
+
+What: log-probabilities of completion tokens (logits are computed at those positions only),
+gradients in micro-batches, optimiser steps, snapshots, kept checkpoints and resumable state. Not
+here: any formula of a loss (it comes as a `LossFunction`), which rows belong to a step. The model
+stays in eval mode: nothing is dropped out. Rows are right-padded and attention is causal, so
+padding changes no number and needs no mask.
+
+Shapes: B rows, L tokens, M masked tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlfe.engines.base import LossFunction, Pass, Snapshot, Source
+from rlfe.engines.fingerprint import fingerprint
+from rlfe.engines.logprobs import micro_batches, rows_of, scored
+from rlfe.engines.source import model_folder
+from rlfe.engines.weights import (
+    Lora,
+    device_of,
+    dtype_of,
+    load_model,
+    merged_weights,
+    save_adapter,
+    save_model,
+)
+from rlfe.errors import RlfeError
+from rlfe.types import Batch
+
+WEIGHTS, MOMENTS, OPTIMIZER = "weights.safetensors", "moments.safetensors", "optimizer.json"
+
+
+class TransformersLearner:
+    """A learner that holds one model in this process.
+
+    Args:
+        path: Model folder or Hub id; also the reference of the KL term.
+        dtype: Of kept checkpoints and, off the CPU, of the forward pass and of snapshots.
+        temperature: Logits are divided by it, as when sampling.
+        micro_batch: Rollouts per forward pass; None: as many as a token budget takes.
+        betas, eps, weight_decay: AdamW. grad_clip: gradient norm; 0: off.
+        lora: LoRA layers; None: full fine-tuning.
+        share: Snapshots refer to the live weights (a sampler of this process shares the model).
+    """
+
+    name = "transformers"
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        dtype: str = "bfloat16",
+        device: str = "auto",
+        threads: int = 0,
+        temperature: float = 1.0,
+        micro_batch: int | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        grad_clip: float = 1.0,
+        lora: Lora | None = None,
+        revision: str | None = None,
+        share: bool = False,
+    ) -> None:
+        if threads:
+            torch.set_num_threads(threads)
+        self._name, self._folder = str(path), model_folder(path, revision)
+        self._device, self._dtype = device_of(device), dtype_of(dtype)
+        self._temperature, self._micro_batch, self._share = temperature, micro_batch, share
+        self._lora, self._grad_clip, self._finite = lora, grad_clip, True
+        self.model = load_model(self._folder, torch.float32, self._device, lora)
+        self._trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            list(self._trained.values()),
+            lr=0.0,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
+            fused=self._device.type in ("cpu", "cuda"),
+        )
+        self._reference: Any = None
+
+    @property
+    def exact(self) -> bool:
+        return self._device.type == "cpu" and torch.get_num_threads() == 1
+
+    @property
+    def _snapshot_dtype(self) -> torch.dtype:
+        """What the sampler computes in: float32 on a CPU, whatever is stored."""
+        return torch.float32 if self._device.type == "cpu" else self._dtype
+
+    def forward_backward(self, batch: Batch, loss: LossFunction) -> Pass:
+        sums: dict[str, float] = {}
+        logp_BL = np.zeros(batch.ids_BL.shape, np.float32)
+        entropy_BL = np.zeros(batch.ids_BL.shape, np.float32)
+        graded_B = loss.needs_gradient(batch)
+        for rows in micro_batches(batch, graded_B, self._micro_batch, self._device.type):
+            part = rows_of(batch, rows)
+            width = part.ids_BL.shape[1]
+            with torch.set_grad_enabled(bool(graded_B[rows].any())), self._autocast():
+                logp, entropy = scored(self.model, part, self._temperature, loss.entropy_gradient)
+            value, shares = loss(part, logp, entropy)
+            if value.requires_grad:
+                value.backward()
+            self._finite = self._finite and bool(torch.isfinite(value))
+            sums = {name: sums.get(name, 0.0) + share for name, share in shares.items()}
+            logp_BL[rows, :width] = logp.detach().cpu().numpy()
+            entropy_BL[rows, :width] = entropy.detach().cpu().numpy()
+        return Pass(sums=sums, logp_BL=logp_BL, entropy_BL=entropy_BL)
+
+    def optim_step(self, lr: float) -> float:
+        for parameter in self._trained.values():
+            if parameter.grad is None:  # no row asked for a gradient: it is zero, not absent
+                parameter.grad = torch.zeros_like(parameter)
+        limit = self._grad_clip or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), limit).item()
+        if not self._finite:
+            norm = float("nan")
+        if np.isfinite(norm):
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._finite = True
+        return norm
+
+    def gradient_norm(self, batch: Batch, loss: LossFunction) -> float:
+        kept = {name: parameter.grad for name, parameter in self._trained.items()}
+        for parameter in self._trained.values():
+            parameter.grad = None
+        self.forward_backward(batch, loss)
+        grads = [p.grad for p in self._trained.values() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(grads).item() if grads else 0.0
+        for name, parameter in self._trained.items():
+            parameter.grad = kept[name]
+        return norm
+
+    def logprobs(self, batch: Batch, source: Source = "current") -> np.ndarray:
+        logp_BL = np.zeros(batch.ids_BL.shape, np.float32)
+        nothing_B = np.zeros(len(batch.ids_BL), bool)
+        with torch.no_grad(), self._weights(source) as model:
+            for rows in micro_batches(batch, nothing_B, self._micro_batch, self._device.type):
+                part = rows_of(batch, rows)
+                with self._autocast():
+                    logp, _ = scored(model, part, self._temperature, entropy_gradient=None)
+                logp_BL[rows, : part.ids_BL.shape[1]] = logp.cpu().numpy()
+        return logp_BL
+
+    def snapshot(self, version: int) -> Snapshot:
+        weights = {
+            name: p.detach() if self._share else p.detach().to(self._snapshot_dtype, copy=True)
+            for name, p in self._trained.items()
+        }
+        return Snapshot(version=version, fingerprint=fingerprint(weights), weights=weights)
+
+    def export(self, folder: Path, sample: Batch | None = None) -> Mapping[str, float]:
+        if self._lora is None:
+            state = {n: t.detach() for n, t in self.model.state_dict().items()}
+            save_model(self.model, state, self._dtype, self._folder, folder)
+            return {}
+        merged = merged_weights(self.model)
+        save_model(self.model, merged, self._dtype, self._folder, folder)
+        save_adapter(self.model, self._lora, self._name, folder / "adapter")
+        return {} if sample is None else {"save/merge_delta": self._merge_delta(merged, sample)}
+
+    def save_state(self, folder: Path) -> None:
+        from safetensors.torch import save_file
+
+        moments, steps = {}, {}
+        for name, parameter in self._trained.items():
+            state = self._optimizer.state.get(parameter)
+            if not state:
+                continue  # no optimiser step yet
+            moments[f"exp_avg.{name}"] = state["exp_avg"]
+            moments[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
+            steps[name] = float(state["step"])
+        weights = {name: p.detach().contiguous() for name, p in self._trained.items()}
+        save_file(weights, str(folder / WEIGHTS))
+        save_file(moments, str(folder / MOMENTS))
+        (folder / OPTIMIZER).write_text(json.dumps(steps, sort_keys=True))
+
+    def load_state(self, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        missing = [n for n in (WEIGHTS, MOMENTS, OPTIMIZER) if not (folder / n).is_file()]
+        if missing:
+            raise RlfeError(
+                f"{folder} lacks {', '.join(missing)}: it is no whole state",
+                hint="Start the run again with --overwrite.",
+            )
+        weights = load_file(str(folder / WEIGHTS), device=str(self._device))
+        if set(weights) != set(self._trained):
+            raise RlfeError(f"{folder / WEIGHTS} belongs to another model")
+        moments = load_file(str(folder / MOMENTS), device=str(self._device))
+        steps = json.loads((folder / OPTIMIZER).read_text())
+        with torch.no_grad():
+            for name, parameter in self._trained.items():
+                parameter.copy_(weights[name])
+                if name in steps:
+                    self._optimizer.state[parameter] = {
+                        "step": torch.tensor(steps[name]).to(self._step_device),
+                        "exp_avg": moments[f"exp_avg.{name}"],
+                        "exp_avg_sq": moments[f"exp_avg_sq.{name}"],
+                    }
+
+    def save_snapshot(self, snapshot: Snapshot, path: Path) -> None:
+        from safetensors.torch import save_file
+
+        facts = {"version": str(snapshot.version), "fingerprint": snapshot.fingerprint}
+        weights = {name: tensor.contiguous() for name, tensor in snapshot.weights.items()}
+        save_file(weights, str(path), metadata=facts)
+
+    def load_snapshot(self, path: Path) -> Snapshot:
+        from safetensors import safe_open
+
+        with safe_open(str(path), framework="pt", device=str(self._device)) as file:
+            facts = file.metadata()
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if fingerprint(weights) != facts["fingerprint"]:
+            raise RlfeError(
+                f"{path} is not the snapshot that was saved: its fingerprint differs",
+                hint="The state is damaged; start the run again with --overwrite.",
+            )
+        version = int(facts["version"])
+        return Snapshot(version=version, fingerprint=facts["fingerprint"], weights=weights)
+
+    def close(self) -> None:
+        self.model = self._reference = None
+
+    @property
+    def _step_device(self) -> torch.device:
+        """A fused optimiser keeps its step count on a CUDA device, others on the CPU."""
+        return self._device if self._device.type == "cuda" else torch.device("cpu")
+
+    def _autocast(self) -> Any:
+        if self._device.type == "cpu" or self._dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._dtype)
+
+    @contextmanager
+    def _weights(self, source: Source) -> Iterator[Any]:
+        """A callable model with the weights of `source`."""
+        if source == "current":
+            yield self.model
+        elif isinstance(source, Snapshot):
+            with self._swapped(source.weights):
+                yield self.model
+        elif self._lora is not None:
+            nothing = {n: torch.zeros_like(p) for n, p in self._trained.items() if ".lora_B." in n}
+            with self._swapped(nothing):
+                yield self.model
+        else:
+            if self._reference is None:
+                kind = torch.float32 if self._device.type == "cpu" else self._dtype
+                self._reference = load_model(self._folder, kind, self._device, None)
+            yield self._reference
+
+    @contextmanager
+    def _swapped(self, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Other weights in the live model for a while; the own ones come back bit for bit."""
+        parameters = dict(self.model.named_parameters())
+        own = {name: parameters[name].data for name in weights}
+        try:
+            for name, tensor in weights.items():
+                parameters[name].data = tensor.to(own[name].dtype)
+            yield
+        finally:
+            for name, tensor in own.items():
+                parameters[name].data = tensor
+
+    def _merge_delta(self, merged: Mapping[str, torch.Tensor], sample: Batch) -> float:
+        """Largest change of a log-probability of `sample` by merging and casting."""
+        before = self.logprobs(sample)
+        parameters = dict(self.model.named_parameters())
+        cast = {name: torch.zeros_like(p) for name, p in parameters.items() if ".lora_B." in name}
+        for name, parameter in parameters.items():
+            if ".base_layer." in name:
+                plain = merged[name.replace(".base_layer.", ".")]
+                cast[name] = plain.to(self._dtype).to(parameter.dtype)
+        with self._swapped(cast):
+            after = self.logprobs(sample)
+        return float(np.abs(after - before)[sample.mask_BL].max(initial=0.0))

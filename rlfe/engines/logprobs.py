@@ -1,0 +1,131 @@
+"""Log-probabilities of the masked tokens of some rows, with as few logits as possible.
+
+The output head sees only the positions that predict a masked token: a hook in front of it selects
+them, so scalings and caps that an architecture applies behind its head stay in force. Float32 from
+the logits on, whatever the model computes in.
+
+Shapes: B rows, L tokens, M masked tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlfe.types import Batch
+
+TOKEN_BUDGET = {"cpu": 4096, "cuda": 16384, "mps": 8192}  # padded tokens of a micro-batch
+ENTROPY_CHUNK = 256  # rows of logits at a time where the entropy needs no gradient
+
+
+def scored(
+    model: Any, batch: Batch, temperature: float, entropy_gradient: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and entropies [B, L], float32, 0 outside the mask.
+
+    Args:
+        model: A transformers causal LM.
+        batch: Right-padded rows; `ids_BL` and `mask_BL` are read.
+        temperature: Logits are divided by it.
+        entropy_gradient: None: entropy is not computed (zeros); False: without gradient.
+    """
+    device = next(model.parameters()).device
+    ids_BL = torch.as_tensor(batch.ids_BL, device=device)
+    mask_BL = torch.as_tensor(batch.mask_BL, device=device)
+    logp_BL = torch.zeros(mask_BL.shape, dtype=torch.float32, device=device)
+    if not bool(mask_BL.any()):
+        return logp_BL, logp_BL.clone()
+    logits_MV = _logits(model, ids_BL, mask_BL).float()
+    if temperature != 1.0:
+        logits_MV = logits_MV / temperature
+    norm_M = torch.logsumexp(logits_MV, dim=-1)
+    chosen_M = logits_MV.gather(1, ids_BL[mask_BL][:, None])[:, 0]
+    entropy_BL = logp_BL.clone()
+    if entropy_gradient is not None:
+        entropy_BL[mask_BL] = _entropy(logits_MV, norm_M, entropy_gradient)
+    logp_BL[mask_BL] = chosen_M - norm_M
+    return logp_BL, entropy_BL
+
+
+def _logits(model: Any, ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
+    """Logits [M, V] that predict the masked tokens, in row-major order."""
+    before_BL = torch.zeros_like(mask_BL)
+    before_BL[:, :-1] = mask_BL[:, 1:]  # position j-1 predicts token j
+
+    def select(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (arguments[0][before_BL], *arguments[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(select)
+    try:
+        logits_MV: torch.Tensor = model(input_ids=ids_BL, use_cache=False).logits
+    finally:
+        handle.remove()
+    return logits_MV
+
+
+def _entropy(logits_MV: torch.Tensor, norm_M: torch.Tensor, gradient: bool) -> torch.Tensor:
+    """-sum p log p over the vocabulary, [M]."""
+    if gradient:
+        logp_MV = logits_MV - norm_M[:, None]
+        return -(logp_MV.exp() * logp_MV).sum(dim=-1)
+    parts = []
+    with torch.no_grad():
+        for start in range(0, logits_MV.shape[0], ENTROPY_CHUNK):
+            logits_CV = logits_MV[start : start + ENTROPY_CHUNK]
+            norm_C = norm_M[start : start + ENTROPY_CHUNK]
+            p_CV = (logits_CV - norm_C[:, None]).exp_()
+            parts.append(norm_C - (p_CV.mul_(logits_CV)).sum(dim=-1))
+    return torch.cat(parts)
+
+
+def micro_batches(
+    batch: Batch, graded_B: np.ndarray, size: int | None, device: str
+) -> Iterator[np.ndarray]:
+    """Row indices of each forward pass: rows that need a gradient apart, alike lengths together.
+
+    `size` None: as many rows as the device's token budget takes, at least one.
+    """
+    length_B = _lengths(batch.mask_BL)
+    for graded in (True, False):
+        rows = np.flatnonzero(graded_B == graded)
+        rows = rows[np.argsort(length_B[rows], kind="stable")]
+        part: list[int] = []
+        for row in rows.tolist():
+            budget = (len(part) + 1) * max(length_B[row], 1) > TOKEN_BUDGET[device]
+            if part and (len(part) == size or (size is None and budget)):
+                yield np.array(part)
+                part = []
+            part.append(row)
+        if part:
+            yield np.array(part)
+
+
+def rows_of(batch: Batch, rows: np.ndarray) -> Batch:
+    """Some rows, cut to their own width (at least 1)."""
+    width = max(1, int(_lengths(batch.mask_BL[rows]).max()))
+
+    def cut(array: np.ndarray | None) -> np.ndarray | None:
+        return None if array is None else array[rows, :width]
+
+    return Batch(
+        ids_BL=batch.ids_BL[rows, :width],
+        mask_BL=batch.mask_BL[rows, :width],
+        behavior_logp_BL=batch.behavior_logp_BL[rows, :width],
+        advantage_B=batch.advantage_B[rows],
+        weight_B=batch.weight_B[rows],
+        successes_B=batch.successes_B[rows],
+        group_B=batch.group_B[rows],
+        source_B=batch.source_B[rows],
+        old_logp_BL=cut(batch.old_logp_BL),
+        reference_logp_BL=cut(batch.reference_logp_BL),
+    )
+
+
+def _lengths(mask_BL: np.ndarray) -> np.ndarray:
+    """Tokens up to the last masked one, [B]; 0 where nothing is masked."""
+    width = mask_BL.shape[1]
+    last_B: np.ndarray = width - np.argmax(mask_BL[:, ::-1], axis=1)
+    return np.where(mask_BL.any(axis=1), last_B, 0)

@@ -1,0 +1,176 @@
+"""One contract for every engine present: what the training loop and the evaluation rely on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlfe.checkpoints import problems
+from rlfe.engines import LEARNERS, SAMPLERS, check_engines, make_engines
+from rlfe.engines.base import Learner, Sampler
+from rlfe.errors import RequestError, RlfeError
+from rlfe.schema import Engine, Model, Recipe
+from rlfe.types import Batch, Finish, Prompt, Request, Sampling
+
+ENGINES = ("fake", "transformers")
+
+
+class MeanLogp:
+    """Minus the mean log-probability of the masked tokens: a loss with a known direction."""
+
+    entropy_gradient = False
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def needs_gradient(self, batch: Batch) -> np.ndarray:
+        return np.ones(len(batch.ids_BL), bool)
+
+    def __call__(self, rows, logp_BL, entropy_BL):
+        loss = -logp_BL.sum() / self.tokens
+        return loss, {"loss/total": loss.item()}
+
+
+@pytest.fixture(params=ENGINES)
+def engines(request, tiny_model: Path, one_thread: None):
+    engine = Engine(sampler=request.param, learner=request.param, device="cpu", threads=1)
+    recipe = Recipe(engine=engine, model=Model(path=str(tiny_model), dtype="float32"))
+    sampler, learner = make_engines(recipe)
+    yield sampler, learner
+    sampler.close()
+    learner.close()
+
+
+def a_request(sampler: Sampler, name: str, text: str = "abc", **other) -> Request:
+    values = {"n": 3, "temperature": 1.0, "max_tokens": 12, "seed": 5} | other
+    ids = sampler.tokenizer.encode(Prompt(format="x", text=text))
+    return Request(id=name, prompt_ids=ids, sampling=Sampling(**values))
+
+
+def a_batch(sampler: Sampler, completions, prompt_ids) -> Batch:
+    rows = [(*prompt_ids, *done.token_ids) for done in completions]
+    width, start = max(len(row) for row in rows), len(prompt_ids)
+    ids_BL = np.zeros((len(rows), width), np.int64)
+    mask_BL, logp_BL = np.zeros(ids_BL.shape, bool), np.zeros(ids_BL.shape, np.float32)
+    for index, (row, done) in enumerate(zip(rows, completions, strict=True)):
+        ids_BL[index, : len(row)] = row
+        mask_BL[index, start : len(row)] = True
+        logp_BL[index, start : len(row)] = done.logprobs
+    return Batch(
+        ids_BL=ids_BL,
+        mask_BL=mask_BL,
+        behavior_logp_BL=logp_BL,
+        advantage_B=np.ones(len(rows)),
+        weight_B=np.ones(len(rows)),
+        successes_B=np.ones(len(rows), np.int64),
+        group_B=np.zeros(len(rows), np.int64),
+        source_B=np.zeros(len(rows), np.int8),
+    )
+
+
+def sampled(sampler: Sampler) -> Batch:
+    request = a_request(sampler, "1")
+    return a_batch(sampler, dict(sampler.generate([request]))["1"], request.prompt_ids)
+
+
+def test_a_request_gives_n_whole_completions(engines: tuple[Sampler, Learner]) -> None:
+    sampler, _ = engines
+    done = dict(sampler.generate([a_request(sampler, "a"), a_request(sampler, "b", n=2)]))
+    assert {name: len(found) for name, found in done.items()} == {"a": 3, "b": 2}
+    for completion in (*done["a"], *done["b"]):
+        assert 1 <= len(completion.token_ids) == len(completion.logprobs) <= 12
+        assert all(value <= 0 for value in completion.logprobs)
+        ended = completion.token_ids[-1] in sampler.tokenizer.stop_token_ids
+        assert completion.finish is (Finish.STOP if ended else Finish.LENGTH)
+
+
+def test_completions_do_not_depend_on_the_other_requests(engines: tuple[Sampler, Learner]) -> None:
+    sampler, _ = engines
+    assert sampler.exact
+    mine = a_request(sampler, "mine", "a longer prompt", seed=9)
+    others = [a_request(sampler, str(i), "x" * i, seed=i, n=5) for i in range(1, 6)]
+    alone = dict(sampler.generate([mine]))["mine"]
+    among = dict(sampler.generate([*others[:3], mine, *others[3:]]))["mine"]
+    assert alone == among  # tokens and log-probabilities, bit for bit
+
+
+def test_another_seed_gives_other_samples(engines: tuple[Sampler, Learner]) -> None:
+    sampler, _ = engines
+    first = dict(
+        sampler.generate([a_request(sampler, "a", seed=1), a_request(sampler, "b", seed=2)])
+    )
+    assert first["a"] != first["b"]
+
+
+def test_the_receiver_of_a_snapshot_holds_its_fingerprint(engines) -> None:
+    sampler, learner = engines
+    snapshot = learner.snapshot(3)
+    assert sampler.load(snapshot) == snapshot.fingerprint
+    assert dict(sampler.generate([a_request(sampler, "a")]))["a"][0].policy_step == 3
+
+
+def test_an_update_changes_the_fingerprint(engines: tuple[Sampler, Learner]) -> None:
+    sampler, learner = engines
+    before = learner.snapshot(0).fingerprint
+    batch = sampled(sampler)
+    seen = learner.forward_backward(batch, MeanLogp(int(batch.mask_BL.sum())))
+    assert seen.logp_BL.shape == batch.ids_BL.shape
+    assert np.isfinite(learner.optim_step(0.1))
+    assert learner.snapshot(1).fingerprint != before
+
+
+def test_fresh_log_probabilities_agree_with_the_sampler(engines: tuple[Sampler, Learner]) -> None:
+    sampler, learner = engines
+    sampler.load(learner.snapshot(0))
+    batch = sampled(sampler)
+    difference_BL = (learner.logprobs(batch) - batch.behavior_logp_BL)[batch.mask_BL]
+    assert np.abs(difference_BL).max() < 1e-5
+
+
+def test_state_comes_back_as_it_was(engines: tuple[Sampler, Learner], tmp_path: Path) -> None:
+    sampler, learner = engines
+    batch = sampled(sampler)
+    learner.forward_backward(batch, MeanLogp(int(batch.mask_BL.sum())))
+    learner.optim_step(0.1)
+    learner.save_state(tmp_path)
+    saved = learner.snapshot(1).fingerprint
+    learner.forward_backward(batch, MeanLogp(int(batch.mask_BL.sum())))
+    learner.optim_step(0.1)
+    twice = learner.snapshot(2).fingerprint
+    learner.load_state(tmp_path)
+    assert learner.snapshot(1).fingerprint == saved
+    learner.forward_backward(batch, MeanLogp(int(batch.mask_BL.sum())))
+    learner.optim_step(0.1)
+    assert learner.snapshot(2).fingerprint == twice  # moments and counts came back too
+
+
+def test_a_state_with_a_missing_part_is_an_error(engines, tmp_path: Path) -> None:
+    _, learner = engines
+    with pytest.raises(RlfeError, match="no whole state"):
+        learner.load_state(tmp_path)
+
+
+def test_a_snapshot_survives_a_file(engines: tuple[Sampler, Learner], tmp_path: Path) -> None:
+    _, learner = engines
+    snapshot = learner.snapshot(7)
+    learner.save_snapshot(snapshot, tmp_path / "7")
+    back = learner.load_snapshot(tmp_path / "7")
+    assert (back.version, back.fingerprint) == (7, snapshot.fingerprint)
+
+
+def test_an_exported_folder_is_complete(engines: tuple[Sampler, Learner], tmp_path: Path) -> None:
+    _, learner = engines
+    learner.export(tmp_path)
+    assert problems(tmp_path, need_tokenizer_config=True) == []
+
+
+def test_every_built_engine_is_under_contract() -> None:
+    assert set(ENGINES) == set(SAMPLERS) == set(LEARNERS)
+
+
+@pytest.mark.parametrize("name", ["vllm", "tinker"])
+def test_an_engine_that_is_not_built_is_refused_in_words(name: str) -> None:
+    with pytest.raises(RequestError, match=f'"{name}" is not built; there is: transformers, fake'):
+        check_engines(Recipe(engine=Engine(sampler=name)))
