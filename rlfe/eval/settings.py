@@ -108,7 +108,7 @@ def resolve(
     settings = Settings(
         task=task,
         style=style,
-        n=given.get("n") or section.n or DEFAULT_N.get(task, 160),
+        n=given.get("n", section.n or DEFAULT_N.get(task, 160)),
         temperature=given.get("temperature", section.temperature),
         top_p=given.get("top_p", section.top_p),
         max_tokens=given.get("max_tokens", section.max_tokens),

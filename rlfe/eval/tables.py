@@ -244,6 +244,11 @@ def read_parquet(path: Path) -> list[merge.Row]:
     ]
 
 
+def typed_row(row: merge.Row) -> dict[str, str | int | float | None]:
+    """A row with numbers as numbers and empty cells as None."""
+    return {name: _typed(name, text) for name, text in row.items()}
+
+
 def _typed(name: str, text: str) -> str | int | float | None:
     if name in TEXTS:
         return text

@@ -1,0 +1,228 @@
+"""What `rlfe eval` does, from options to tables; `eval.py` holds the options alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from rlfe import config
+from rlfe.checkpoints import Listing, find
+from rlfe.cli import evaluation_output, output
+from rlfe.cli.eval import RUNS_OWN
+from rlfe.cli.evaluation_output import Options, Results
+from rlfe.errors import PartialError, RequestError
+from rlfe.eval import conditions as conditions_of
+from rlfe.eval import merge, plan, tables
+from rlfe.eval.jobs import Job
+from rlfe.eval.judging import JudgeOnDemand, Report
+from rlfe.eval.plots import plotted_ks, write_plot
+from rlfe.eval.runner import Watch, run_jobs
+from rlfe.eval.samplers import Samplers, same_engine
+from rlfe.eval.store import Store
+from rlfe.eval.tally import Tally, measures, tally
+from rlfe.schema import Recipe
+from rlfe.weights import weights_hash
+
+if TYPE_CHECKING:
+    from rlfe.engines.base import Sampler
+    from rlfe.sandbox.pool import Judge
+    from rlfe.tasks.base import Task
+
+
+def evaluate(options: Options, environment: Mapping[str, str]) -> None:
+    """The whole command."""
+    wanted = [conditions_of.parse(text) for text in options.conditions]
+    listing, jobs = _jobs(options, environment)
+    _say_skipped(listing)
+    if not options.resume and not options.dry_run:
+        for job in jobs:
+            job.store_path.unlink(missing_ok=True)
+    if options.dry_run:
+        evaluation_output.dry_run(options, jobs)
+        return
+    results, report, tier = _run(options, jobs)
+    evaluation_output.show(options, results, report, tier)
+    evaluation_output.settle(options, listing, results, report, wanted)
+
+
+def _jobs(options: Options, environment: Mapping[str, str]) -> tuple[Listing, list[Job]]:
+    if not options.globs and not options.bases:
+        raise RequestError(
+            "nothing to score: give --ckpt-glob or --base",
+            hint="For instance: rlfe eval --ckpt-glob 'runs/*/global_step_*' --base",
+        )
+    listing = find(options.globs) if options.globs else Listing()
+    checkpoints = plan.chosen(listing.found, options.steps)
+    flags = {"engine.sampler": options.engine}
+    fallback = config.load(options.recipe, options.sets, environment, flags).recipe
+    subjects = []
+    for point in checkpoints:
+        for warning in point.warnings:
+            output.warn(f"{point.path}: {warning}")
+        own = point.path.parent / "config.toml"
+        recipe = (
+            config.load([str(own)], options.sets, environment, flags).recipe
+            if own.is_file()
+            else fallback
+        )
+        target = plan.checkpoint_target(point)
+        subjects.append(
+            plan.Subject(target=target, recipe=recipe, fallback=fallback, has_run=own.is_file())
+        )
+    subjects += _bases(options, subjects, fallback)
+    if not subjects:
+        raise PartialError(
+            f"no complete checkpoint among the {len(listing.skipped)} folders that match",
+            hint="The reasons stand above.",
+        )
+    kinds: dict[tuple[str, str | None], Task] = {}
+    return listing, plan.plan_jobs(subjects, options.asked(), lambda n, s: _task(kinds, n, s))
+
+
+def _task(made: dict[tuple[str, str | None], Task], name: str, subject: plan.Subject) -> Task:
+    """One task object for all checkpoints: its data is read once."""
+    from rlfe.tasks import get
+
+    own = subject.recipe.task
+    module = own.module if own.name == name else None
+    if (name, module) not in made:
+        made[name, module] = get(name, module)
+    return made[name, module]
+
+
+def _bases(options: Options, runs: Sequence[plan.Subject], fallback: Recipe) -> list[plan.Subject]:
+    """The base models, each once, as subjects at step 0."""
+    from rlfe.engines.source import model_folder
+
+    models: list[str] = []
+    for name in options.bases:
+        own = [run.recipe.model.path for run in runs if run.has_run]
+        if name == RUNS_OWN and not own:
+            raise RequestError(
+                "--base without a model takes the runs' own, and no run is given",
+                hint="Name it: --base FOLDER or a Hub id.",
+            )
+        models += own if name == RUNS_OWN else [name]
+    found = {}
+    for model in dict.fromkeys(models):
+        cell = plan.base_cell(model, [run for run in runs if run.has_run])
+        if cell not in found:
+            folder = model_folder(model, fallback.model.revision)
+            target = plan.base_target(folder, cell, options.runs_dir)
+            found[cell] = plan.Subject(
+                target=target, recipe=fallback, fallback=fallback, has_run=False
+            )
+    return list(found.values())
+
+
+def _say_skipped(listing: Listing) -> None:
+    for path, reason in listing.left_out.items():
+        details = ", ".join(listing.details.get(path, ()))
+        output.warn(f"{path} is left out: {reason}" + (f" ({details})" if details else ""))
+
+
+def _run(options: Options, jobs: Sequence[Job]) -> tuple[Results, Report, Mapping[str, Any]]:
+    """Run the jobs with progress; tables and plot are written after each."""
+    results, start = Results(), time.monotonic()
+    samplers = Samplers(_make_sampler, same_engine)
+    _say_plan(jobs)
+    with ExitStack() as stack:
+        stack.callback(samplers.close)
+        judges = stack.enter_context(JudgeOnDemand(lambda: _judge(options)))
+        watch = _Watch(options, results, len(jobs))
+        stack.callback(watch.end)
+        report = run_jobs(jobs, samplers, judges, weights_hash, watch)
+        tier = judges.judge.tier if judges.judge is not None else {}
+    seconds = time.monotonic() - start
+    output.note(
+        f"{report.sampled} samples drawn, {report.judged} judged, models loaded: {report.loads}, "
+        f"engines started: {report.engines}, {seconds:.1f} s"
+    )
+    if report.shortened or report.no_room:
+        output.warn(
+            f"{report.shortened} prompts left less room than max_tokens; "
+            f"{report.no_room} left none and count as wrong"
+        )
+    return results, report, tier
+
+
+def _make_sampler(job: Job) -> Sampler:
+    from rlfe.engines import make_sampler
+
+    return make_sampler(
+        job.recipe.engine,
+        job.target.path,
+        dtype=job.facts["engine"]["dtype"],
+        thinking=job.settings.thinking,
+    )
+
+
+def _judge(options: Options) -> Judge:
+    from rlfe.sandbox.pool import Judge
+
+    return Judge(workers=options.workers, require_isolation=options.require_isolation)
+
+
+class _Watch(Watch):
+    """Progress of one job after the other; scores each as it ends."""
+
+    def __init__(self, options: Options, results: Results, total: int) -> None:
+        self._options, self._results, self._total = options, results, total
+        self._draws, self._number = tables.Draws(), 0
+        self._bar = ExitStack()
+        self._advance: output.Progress | None = None
+
+    def started(self, job: Job, samples: int) -> None:
+        self._number += 1
+        label = f"[{self._number}/{self._total}] {job.target.text} {job.task.name}"
+        if samples:
+            self._advance = self._bar.enter_context(output.progress(f"{label} samples", samples))
+        else:
+            output.note(f"{label}: all samples are there")
+
+    def sampled(self, job: Job, samples: int) -> None:
+        if self._advance is not None:
+            self._advance.advance(samples)
+
+    def finished(self, job: Job, store: Store) -> None:
+        self.end()
+        item = tables.Scored(job=job, tally=counts_of(job, store))
+        for warning in item.tally.warnings:
+            output.warn(f"{job.target.text} {job.task.name}: {warning}")
+        rows = tables.score_rows(item, self._draws)
+        self._results.scored.append(item)
+        self._results.rows += rows
+        merged = tables.write_tables(self._options.table_base, [item], rows)
+        tables.write_tables(job.target.evals / "scores", [item], rows)
+        shown = _current(merged, self._results.rows)
+        write_plot(self._options.plot_path, shown, plotted_ks(shown, self._options.ks or ()))
+
+    def end(self) -> None:
+        self._bar.close()
+        self._bar, self._advance = ExitStack(), None
+
+
+def counts_of(job: Job, store: Store) -> Tally:
+    ids = [problem.id for problem in job.problems]
+    columns = measures(job.task.name, job.settings.mode)
+    return tally(store, ids, job.settings.n, columns, job.settings.temperature)
+
+
+def _current(merged: Sequence[merge.Row], rows: Sequence[merge.Row]) -> list[merge.Row]:
+    """Rows of the whole table under the settings of this call: what belongs into one plot."""
+    settings = {row["settings"] for row in rows}
+    return [row for row in merged if row["settings"] in settings]
+
+
+def _say_plan(jobs: Sequence[Job]) -> None:
+    points = len({job.target.text for job in jobs})
+    for name in dict.fromkeys(job.task.name for job in jobs):
+        job = next(job for job in jobs if job.task.name == name)
+        s = job.settings
+        output.note(
+            f"{name}: {points} checkpoints, {len(job.problems)} problems, n={s.n}, temperature "
+            f"{s.temperature:g}, top_p {s.top_p:g}, max_tokens {s.max_tokens}, prompt {s.style}, "
+            f"engine {job.facts['engine']['sampler']} {job.facts['engine']['dtype']}"
+        )
