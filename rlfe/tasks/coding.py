@@ -28,6 +28,7 @@ class CodingTask(ABC):
 
     name: str
     version: str
+    runs_programs = True
     SETTINGS: tuple[str, ...] = ()  # arguments that `rlfe.tasks.get` may pass on
     confirm = False  # a timeout is run again once, alone, before it counts
 

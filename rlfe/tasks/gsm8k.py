@@ -44,6 +44,7 @@ class Gsm8k:
 
     name = "gsm8k"
     version = rule.RULE
+    runs_programs = False
     SETTINGS = ("mode",)
 
     def __init__(self, *, mode: str | None = None) -> None:
