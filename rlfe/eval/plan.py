@@ -8,7 +8,9 @@ here, before a model is loaded. Not here: doing it (`runner.py`), finding folder
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,9 +141,20 @@ def settings_of(subject: Subject, task: str, asked: Asked) -> Settings:
         section=recipe.eval.get(task) or subject.fallback.eval.get(task),
         flags=asked.flags,
         style=style,
-        max_len=recipe.model.max_len,
+        max_len=min(recipe.model.max_len, context_of(subject.target.path)),
         thinking=recipe.prompt.thinking,
     )
+
+
+def context_of(folder: Path) -> int:
+    """Positions that a model has, from its config.json; practically endless where it says none."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return sys.maxsize
+    inner = config.get("text_config", config)
+    named = [inner.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return min((number for number in named if isinstance(number, int)), default=sys.maxsize)
 
 
 def base_settings(base: Subject, runs: Sequence[Subject], task: str, asked: Asked) -> Settings:
