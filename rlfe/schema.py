@@ -201,13 +201,14 @@ class Optim(Section):
 
 class Lora(Section):
     rank: CountOrZero = key(0, "0: full fine-tuning")
-    alpha: Positive = key(32, "LoRA alpha")
+    alpha: Positive = key(32.0, "LoRA alpha")
     targets: str | tuple[str, ...] = key("all-linear", "target modules")
 
 
 class Save(Section):
     every: Count = key(30, "steps between kept checkpoints; the last step is always kept")
     keep: Count | None = key(None, "checkpoints to keep; None: all")
+    state_every: Count | None = key(None, "steps between resumable states; None: save.every")
 
 
 class Validate(Section):

@@ -25,7 +25,6 @@ EXAMPLES = [
 @pages.runs_dir_option
 @pages.option("Where", "--repo", metavar="ORG/NAME", help="Try the token's right to write there.")
 @pages.json_option
-@pages.verbosity
 @click.pass_context
 def command(
     ctx: click.Context,

@@ -36,8 +36,20 @@ def option(section: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     return click.option(*names, cls=Option, section=section, **attributes)
 
 
+def _speak(ctx: click.Context, param: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        output.configure(**{str(param.name): True})
+
+
+VERBOSITY = (
+    (("-v", "--verbose"), "More words; a traceback for unexpected errors."),
+    (("-q", "--quiet"), "Only the result and warnings."),
+)
+SPOKEN: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _speak}
+
+
 class Command(click.Command):
-    """A command whose help has option sections and an Examples block.
+    """A command whose help has option sections and an Examples block, with -q and -v.
 
     Args:
         examples: Command lines, shown as they are.
@@ -47,6 +59,10 @@ class Command(click.Command):
         attributes.setdefault("context_settings", CONTEXT)
         super().__init__(*args, **attributes)
         self.examples = tuple(examples)
+        there = {name for param in self.params for name in param.opts}
+        for names, about in reversed(VERBOSITY):
+            if there.isdisjoint(names):
+                self.params.append(Option(names, section="Output", help=about, **SPOKEN))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -67,22 +83,6 @@ class Command(click.Command):
             with formatter.section("Examples"):
                 for line in self.examples:
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
-
-
-def _speak(ctx: click.Context, param: click.Parameter, given: bool) -> None:
-    if given and not ctx.resilient_parsing:
-        output.configure(**{str(param.name): True})
-
-
-def verbosity(function: F) -> F:
-    """Adds -q and -v, which act by themselves and are not passed to the command."""
-    for names, about in (
-        (("-q", "--quiet"), "Only the result and warnings."),
-        (("-v", "--verbose"), "More words; a traceback for unexpected errors."),
-    ):
-        flag: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _speak}
-        function = option("Output", *names, help=about, **flag)(function)
-    return function
 
 
 def json_option(function: F) -> F:

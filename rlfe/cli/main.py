@@ -94,6 +94,7 @@ def _exists(module: str) -> bool:
 @click.version_option(__version__, prog_name="rlfe", message="%(prog)s %(version)s")
 def cli() -> None:
     """Train language models with GRPO, see what they gain and forget, publish every checkpoint."""
+    output.configure(quiet=False, verbose=False)  # each command's -q and -v come after this
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         add_powershell(environment)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    output.configure(quiet=False, verbose=False, color="NO_COLOR" not in environment)
+    output.configure(color="NO_COLOR" not in environment)
     sys.exit(run(given, environment))
 
 

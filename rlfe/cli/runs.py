@@ -23,7 +23,6 @@ COLUMNS = ("cell", "step", "total", "checkpoints", "last", "evaluated", "note")
 )
 @pages.runs_dir_option
 @pages.json_option
-@pages.verbosity
 def command(runs_dir: Path, as_json: bool) -> None:
     """List runs: steps done of total, complete checkpoints, evaluated tasks."""
     if not runs_dir.is_dir():

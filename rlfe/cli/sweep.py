@@ -46,7 +46,6 @@ EXAMPLES = [
 )
 @pages.option("How", "--slurm", is_flag=True, help="Print an array script instead of running.")
 @pages.json_option
-@pages.verbosity
 @click.pass_context
 def command(
     ctx: click.Context,
