@@ -9,7 +9,7 @@ from rlfe.errors import RequestError
 from rlfe.eval import merge
 from rlfe.eval.passk import pass_at_all_k
 from rlfe.eval.plots import panels, plotted_ks, point_of, write_plot
-from rlfe.eval.statistics import draw_weights, over_problems, wilson
+from rlfe.eval.statistics import draw_weights, over_problems
 from rlfe.eval.store import Judged
 from rlfe.eval.tables import COLUMNS, number, parquet_bytes, read_parquet
 from rlfe.eval.tally import measures
@@ -82,14 +82,6 @@ def test_the_bootstrap_interval_is_reproducible_and_about_two_errors_wide() -> N
     assert np.allclose((high_K - low_K) / (2 * 1.96 * se_K), 1, atol=0.04)
     again = draw_weights(378, 4000, generator(0, "bootstrap", "t", "x"))
     assert (again == weights_BP).all()
-
-
-def test_wilson_stays_inside_0_and_1() -> None:
-    assert wilson(0, 10)[0] == 0.0
-    assert wilson(10, 10)[1] == pytest.approx(1.0)
-    assert wilson(1, 2) == pytest.approx((0.0945, 0.9055), abs=1e-4)
-    with pytest.raises(ValueError, match="3 of 2"):
-        wilson(3, 2)
 
 
 def test_base_tests_stand_beside_base_and_plus() -> None:
