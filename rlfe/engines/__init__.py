@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlfe.engines.base import Learner, Sampler
-from rlfe.engines.fake import FakeLearner, FakeSampler
+from rlfe.engines.base import Learner, Sampler, Tokenizer
+from rlfe.engines.fake import FakeLearner, FakeSampler, FakeTokenizer
 from rlfe.errors import RequestError
 from rlfe.randomness import derive
 from rlfe.schema import Engine, Recipe
@@ -50,18 +50,29 @@ def make_learner(recipe: Recipe, *, share: bool = False) -> Learner:
     return made
 
 
+def make_tokenizer(recipe: Recipe) -> Tokenizer:
+    """The tokenizer alone, for measuring prompts before a model is loaded."""
+    check_engines(recipe)
+    if recipe.engine.sampler == "fake":
+        return FakeTokenizer()
+    from rlfe.engines.tokenizer import HfTokenizer
+
+    model = recipe.model
+    return HfTokenizer(model.path, thinking=recipe.prompt.thinking, revision=model.revision)
+
+
 def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
     """Sampler and learner of a training run; they share one model where that changes nothing.
 
     Shared: both transformers, no lag, and both compute in float32.
     """
     both = recipe.engine.sampler == recipe.engine.learner == "transformers"
-    share = both and recipe.lag.steps == 0 and _computes_in_float32(recipe)
+    share = both and recipe.lag.steps == 0 and computes_in_float32(recipe)
     learner = make_learner(recipe, share=share)
     sampler = make_sampler(
         recipe.engine,
         recipe.model.path,
-        dtype="float32" if both and _computes_in_float32(recipe) else recipe.model.dtype,
+        dtype="float32" if both and computes_in_float32(recipe) else recipe.model.dtype,
         revision=recipe.model.revision,
         thinking=recipe.prompt.thinking,
         lora=_lora(recipe),
@@ -97,7 +108,10 @@ def _made(names: dict[str, Callable[..., Any]], name: str, *args: Any, **kwargs:
         ) from error
 
 
-def _computes_in_float32(recipe: Recipe) -> bool:
+def computes_in_float32(recipe: Recipe) -> bool:
+    """Whether sampler and learner both compute in float32: on a CPU, or if the recipe says so."""
+    if recipe.engine.sampler == "fake":
+        return True
     from rlfe.engines.weights import device_of
 
     return device_of(recipe.engine.device).type == "cpu" or recipe.model.dtype == "float32"

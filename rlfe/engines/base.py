@@ -134,6 +134,10 @@ class Learner(Protocol):
         """
         ...
 
+    def entropies(self, batch: Batch) -> np.ndarray:
+        """Entropy of every masked token's distribution [B, L] float32, no gradient."""
+        ...
+
     def snapshot(self, version: int) -> Snapshot: ...
 
     def export(self, folder: Path, sample: Batch | None = None) -> Mapping[str, float]:

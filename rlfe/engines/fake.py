@@ -109,6 +109,9 @@ class FakeLearner:
     def logprobs(self, batch: Batch, source: Source = "current") -> np.ndarray:
         return batch.behavior_logp_BL.copy()
 
+    def entropies(self, batch: Batch) -> np.ndarray:
+        return np.zeros(batch.ids_BL.shape, np.float32)
+
     def snapshot(self, version: int) -> Snapshot:
         fingerprint = _fingerprint(self.updates)
         return Snapshot(version=version, fingerprint=fingerprint, weights=self.updates)

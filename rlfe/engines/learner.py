@@ -145,15 +145,22 @@ class TransformersLearner:
         return norm
 
     def logprobs(self, batch: Batch, source: Source = "current") -> np.ndarray:
-        logp_BL = np.zeros(batch.ids_BL.shape, np.float32)
+        return self._measured(batch, source, entropy=False)
+
+    def entropies(self, batch: Batch) -> np.ndarray:
+        return self._measured(batch, "current", entropy=True)
+
+    def _measured(self, batch: Batch, source: Source, *, entropy: bool) -> np.ndarray:
+        value_BL = np.zeros(batch.ids_BL.shape, np.float32)
         nothing_B = np.zeros(len(batch.ids_BL), bool)
+        kind = False if entropy else None
         with torch.no_grad(), self._weights(source) as model:
             for rows in micro_batches(batch, nothing_B, self._micro_batch, self._device.type):
                 part = rows_of(batch, rows)
                 with self._autocast():
-                    logp, _ = scored(model, part, self._temperature, entropy_gradient=None)
-                logp_BL[rows, : part.ids_BL.shape[1]] = logp.cpu().numpy()
-        return logp_BL
+                    found = scored(model, part, self._temperature, kind)[1 if entropy else 0]
+                value_BL[rows, : part.ids_BL.shape[1]] = found.cpu().numpy()
+        return value_BL
 
     def snapshot(self, version: int) -> Snapshot:
         weights = {

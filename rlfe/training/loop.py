@@ -1,0 +1,230 @@
+"""The training loop: read this first. One page, in the order of docs/algorithms.md 0.1.
+
+What: which step happens when, and nothing else; every formula is a function of its own module
+(`rollouts`, `selection`, `update`, `replay`, `staleness`, `diagnostics`), every engine is behind
+`rlfe.engines.base`. Versions count from 0: step t trains version t into version t + 1; what is
+shown and stored as `step` is t + 1. Try it: `rlfe train --recipe tiny`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlfe.engines.base import Snapshot
+from rlfe.randomness import epoch_of_step
+from rlfe.records import append_jsonl
+from rlfe.training import batching, saving, staleness, state
+from rlfe.training.clock import Clock, peak_memory
+from rlfe.training.diagnostics import Metrics
+from rlfe.training.job import Job
+from rlfe.training.rollouts import sampled_groups, write_rollouts
+from rlfe.training.selection import Selection, select, selection_metrics
+from rlfe.training.stops import Stop
+from rlfe.training.update import Updates, freshness_limits, update, update_metrics
+from rlfe.types import Group
+
+TRUNCATED_WARNING = 0.05  # share of cut rollouts above which the token limit is too short
+CHECKED_ROLLOUTS = 2  # rollouts of the regular check against a stored snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended: done, nothing_left, interrupted, or the status of a stop rule."""
+
+    status: str
+    step: int
+    reason: str = ""
+
+
+def train(job: Job) -> Ending:
+    """Train `job` to its last step, or until a rule or the user ends it.
+
+    Raises:
+        RlfeError: Something failed; the last saved state is whole (`--resume`).
+    """
+    total = job.recipe.train.steps
+    now = state.resumed(job) if job.resume else state.fresh(job)
+    if now.step >= total:
+        return Ending(status="nothing_left", step=now.step)
+    job.log(f"training from step {now.step + 1} to {total}")
+    for step in range(now.step, total):
+        clock = Clock()
+        with clock.phase("sync"):
+            behavior, current = hand_over(job, now, step)
+        groups = sampled_groups(job, step, clock)
+        with clock.phase("train"):
+            chosen = select(job, groups)
+            observe(now, chosen)
+            checked = check_snapshot(job, step, behavior, groups)
+            done = update(job, step, chosen, now.buffer, lag=step - behavior.version)
+        if now.buffer is not None:
+            now.buffer.admit(groups, step=step)
+        metrics = {
+            "lag": step - behavior.version,
+            "lag/fingerprint_ok": 1,
+            **selection_metrics(job.recipe, chosen),
+            **update_metrics(job, done),
+            **checked,
+            **data_metrics(job, step, groups),
+        }
+        stop = advance(now, step, current, metrics, done)
+        ends = stop is not None or job.watch.stopping()
+        with clock.phase("save"):
+            write_rollouts(job, step, groups, chosen.advantages_by_slot())
+            if saving.keeps_checkpoint(job, now.step) or stop is not None:
+                metrics |= saving.save_checkpoint(job, now.step, chosen)
+        record(job, step, behavior, metrics, clock)
+        if ends or saving.saves_state(job, now.step):
+            saving.save_state(job, now)
+            saving.drop_expired(job, now.step)
+        warn(job, now, step, metrics)
+        if stop is not None or (ends and now.step < total):
+            return ended(job, now.step, stop)
+    saving.record_end(job, None)
+    return Ending(status="done", step=total)
+
+
+def hand_over(job: Job, now: state.Progress, step: int) -> tuple[Snapshot, Snapshot]:
+    """Give the sampler the weights that step `step` samples from; (behaviour, current) snapshots.
+
+    Raises:
+        RlfeError: The sampler does not hold the weights that it was given (guard 1).
+    """
+    current = job.learner.snapshot(step)
+    same = staleness.unchanged_weights(
+        previous=now.fingerprint,
+        current=current.fingerprint,
+        version=step,
+        updated=now.updated,
+    )
+    if same is not None:
+        job.warn(same, kind="unchanged")
+    now.queue.push(current)
+    behavior = now.queue.behavior(step)
+    held = job.sampler.load(behavior)
+    staleness.check_arrival(sent=behavior.fingerprint, received=held, version=behavior.version)
+    return behavior, current
+
+
+def observe(now: state.Progress, chosen: Selection) -> None:
+    """Tell the buffer how each prompt went, also where the filter drops the group."""
+    if now.buffer is None:
+        return
+    for group, k, n in zip(chosen.groups, chosen.successes_P, chosen.scored_P, strict=True):
+        now.buffer.observe(group.problem_id, successes=k, scored=n)
+
+
+def check_snapshot(
+    job: Job, step: int, behavior: Snapshot, groups: Sequence[Group]
+) -> dict[str, Any]:
+    """Guard 4: teacher-forced log-probabilities of some rollouts under the stored snapshot."""
+    every, lag = job.recipe.lag.check_every, step - behavior.version
+    if not every or lag == 0 or step % every:
+        return {}
+    first = groups[:1]
+    rows = batching.fresh_rows(first, [np.zeros(len(g.rollouts)) for g in first], [0])
+    batch = batching.padded(rows[:CHECKED_ROLLOUTS], pad_id=0)
+    limit, _ = freshness_limits(job)
+    found = staleness.freshness(
+        job.learner.logprobs(batch, behavior),
+        batch.behavior_logp_BL,
+        batch.mask_BL,
+        limit=limit,
+        clip_limit=float("inf"),
+    )
+    return {"lag/fresh_ok": int(found.ok), "lag/fresh_mean_abs": found.mean_abs_log_ratio}
+
+
+def data_metrics(job: Job, step: int, groups: Sequence[Group]) -> Metrics:
+    """Epochs seen, prompts left out, tokens sampled."""
+    per_step, count = job.recipe.train.prompts_per_step, len(job.data.problems)
+    done = [rollout.completion for group in groups for rollout in group.rollouts]
+    return {
+        "data/epoch": epoch_of_step(step=step, prompts_per_step=per_step, count=count),
+        "data/prompts_too_long": len(job.data.left_out),
+        "tokens/sampled": sum(len(completion.token_ids) for completion in done),
+    }
+
+
+def advance(
+    now: state.Progress, step: int, current: Snapshot, metrics: Metrics, done: Updates
+) -> Stop | None:
+    """Count the finished step; the rule that ends the run, if one does."""
+    now.step, now.fingerprint, now.updated = step + 1, current.fingerprint, done.applied
+    reward = metrics["reward/mean"]
+    empty = metrics["filter/kept_groups"] == 0
+    stop = now.stops.observe(
+        step=now.step,
+        reward_mean=None if reward is None else float(reward),
+        empty=empty,
+        optim_steps=len(done.norms),
+        skipped=done.skipped,
+    )
+    metrics |= {"filter/empty": int(empty), **now.stops.metrics()}
+    return stop
+
+
+def record(
+    job: Job, step: int, behavior: Snapshot, metrics: Mapping[str, Any], clock: Clock
+) -> None:
+    """The line in metrics.jsonl; what costs time or memory stands apart from what is computed."""
+    line = {
+        "step": step + 1,
+        "version": step,
+        "behavior_version": behavior.version,
+        **ABSENT,
+        **metrics,
+        "seconds": clock.seconds(),
+        "memory": peak_memory(),
+    }
+    append_jsonl(job.run.metrics, line)
+    job.watch.step(line)
+
+
+def warn(job: Job, now: state.Progress, step: int, metrics: Mapping[str, Any]) -> None:
+    """What a user should know while the run goes on, each once."""
+    if metrics.get("lag/fresh_ok") == 0:
+        limit, _ = freshness_limits(job)
+        text = (
+            f"step {step + 1}: sampler and trainer disagree by "
+            f"{metrics['lag/fresh_mean_abs']:.3g} per token (limit {limit:g})"
+        )
+        job.warn(text, kind="fresh")
+    cut = metrics.get("length/truncated") or 0.0
+    if cut > TRUNCATED_WARNING:
+        text = f"{cut:.0%} of the rollouts of step {step + 1} were cut at train.max_tokens"
+        job.warn(text, kind="truncated")
+    if metrics.get("optim/skipped"):
+        job.warn(f"step {step + 1}: non-finite loss or gradient, update skipped", kind="nonfinite")
+    if now.buffer is not None:
+        job.warn_all(now.buffer.warnings(step=step, total_steps=job.recipe.train.steps))
+
+
+def ended(job: Job, step: int, stop: Stop | None) -> Ending:
+    """Write down why the run ended before its last step."""
+    status = "interrupted" if stop is None else stop.status
+    reason = f"interrupted after step {step}" if stop is None else stop.reason
+    saving.record_end(job, reason)
+    job.log(f"ended: {reason}")
+    return Ending(status=status, step=step, reason=reason)
+
+
+# Names that every line has; absent is null, never 0 (docs/algorithms.md 15).
+ABSENT: dict[str, None] = dict.fromkeys(
+    (
+        *("reward/mean", "reward/std", "reward/success", "reward/unscored"),
+        *("reward/kept_mean", "reward/kept_std", "reward/kept_success"),
+        *("loss/policy", "loss/kl", "loss/entropy", "loss/replay", "loss/total"),
+        *("optim/lr", "optim/grad_norm", "optim/steps", "optim/skipped", "entropy"),
+        *("ratio/p05", "ratio/p50", "ratio/p95", "ratio/max", "ratio/logratio_std"),
+        *("clip/clip_raw", "clip/clip_active", "clip/wclip_raw", "clip/wclip_active"),
+        *("clip/wclip_common", "kl/k1", "kl/k2", "kl/k3", "mismatch/mean", "mismatch/k3"),
+        *("replay/loss_nll", "replay/lambda", "replay/tokens", "replay/rollouts", "replay/fill"),
+        *("replay/waiting", "replay/buffer_size", "replay/grad_share", "replay/kl_to_behaviour"),
+        *("lag/fingerprint_ok", "lag/fresh_ok", "lag/fresh_mean_abs", "save/merge_delta"),
+    )
+)

@@ -1,0 +1,208 @@
+"""What a run carries from step to step, and its resumable form in `state/`.
+
+What: buffer, snapshots, counters, fingerprints; saved beside and renamed, loaded whole or not at
+all. Not here: random numbers, which derive from the step, and kept checkpoints (`saving.py`).
+`state/` is local: never pushed, never loaded from another user's folder. docs/algorithms.md 14.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlfe.config import dump, flat
+from rlfe.errors import RequestError, RlfeError
+from rlfe.records import canonical_json, cut_after, plain
+from rlfe.rundir import FREE_KEYS, new_folder, provenance, write_text
+from rlfe.schema import Recipe
+from rlfe.training.job import Job
+from rlfe.training.replay import ReplayBuffer, ReplaySettings
+from rlfe.training.staleness import SnapshotQueue
+from rlfe.training.stops import StopCounters, StopRules
+
+SCHEMA = "rlfe.state/1"
+FACTS, BUFFER, LEARNER, SNAPSHOTS = "state.json", "replay.npz", "learner", "snapshots"
+FRESH_START = "Start the run again with --overwrite."
+
+
+@dataclass(slots=True, kw_only=True)
+class Progress:
+    """Everything that changes from step to step; `step` is the number of finished steps.
+
+    fingerprint, updated: of the last version, and whether the last step changed the weights.
+    """
+
+    step: int
+    buffer: ReplayBuffer | None
+    queue: SnapshotQueue
+    stops: StopCounters
+    fingerprint: str | None = None
+    updated: bool = False
+
+
+def fresh(job: Job) -> Progress:
+    """Before the first step."""
+    recipe = job.recipe
+    settings = replay_settings(recipe)
+    rules = StopRules(
+        reward_below=recipe.stop.reward_below,
+        window=recipe.stop.window,
+        empty_stop_steps=recipe.filter.empty_stop_steps,
+        max_nonfinite=recipe.train.max_nonfinite,
+    )
+    return Progress(
+        step=0,
+        buffer=ReplayBuffer(settings) if settings.active else None,
+        queue=SnapshotQueue(lag=recipe.lag.steps),
+        stops=StopCounters(rules),
+    )
+
+
+def replay_settings(recipe: Recipe) -> ReplaySettings:
+    """The recipe's `[replay]` with the success threshold."""
+    numbers = {name: getattr(recipe.replay, name) for name in type(recipe.replay).model_fields}
+    return ReplaySettings(success_threshold=recipe.reward.success_threshold, **numbers)
+
+
+def save(job: Job, progress: Progress) -> None:
+    """Replace `state/` as a whole; the earlier one stays until the new one is complete."""
+    with new_folder(job.run.state) as folder:
+        (folder / LEARNER).mkdir()
+        job.learner.save_state(folder / LEARNER)
+        (folder / SNAPSHOTS).mkdir()
+        older = [s for s in progress.queue.held() if s.version < progress.step]
+        needed = [s for s in older if s.version >= progress.step - job.recipe.lag.steps]
+        for snapshot in needed:
+            job.learner.save_snapshot(snapshot, folder / SNAPSHOTS / str(snapshot.version))
+        entries: Any = None
+        if progress.buffer is not None:
+            entries, arrays = progress.buffer.state_dict()
+            np.savez(folder / BUFFER, allow_pickle=False, **arrays)
+        facts = {
+            "schema": SCHEMA,
+            "step": progress.step,
+            "config": plain(flat(job.recipe)),
+            "config_sha256": hashlib.sha256(dump(job.recipe).encode()).hexdigest(),
+            "data_sha256": job.data.sha256(),
+            "packages": provenance()["packages"],
+            "fingerprint": progress.fingerprint,
+            "updated": progress.updated,
+            "stops": progress.stops.state(),
+            "snapshots": {str(s.version): s.fingerprint for s in needed},
+            "replay": entries,
+        }
+        facts["files"] = _sizes(folder)
+        write_text(folder / FACTS, canonical_json(facts) + "\n")
+
+
+def resumed(job: Job) -> Progress:
+    """The saved progress, with the records of later steps removed; fresh if none was saved yet.
+
+    Raises:
+        RlfeError: A part of the state is missing or damaged.
+        RequestError: It belongs to other settings or other data.
+    """
+    progress = fresh(job)
+    if job.run.state.is_dir():
+        _load(job, progress)
+    else:
+        _refuse_lost_state(job)
+    cut_after(job.run.metrics, progress.step)
+    for file in (job.run.path / "rollouts").glob("step_*.jsonl.zst"):
+        if file > job.run.rollouts(progress.step):
+            file.unlink()
+    return progress
+
+
+def first_state_step(recipe: Recipe) -> int:
+    """The first step after which a state is saved."""
+    return min(recipe.save.state_every or recipe.save.every, recipe.train.steps)
+
+
+def _refuse_lost_state(job: Job) -> None:
+    """A run that had a state and has none now is not started afresh in silence."""
+    last = max([0, *job.run.steps()])
+    if last > first_state_step(job.recipe):
+        raise RlfeError(
+            f"{job.run.path} has checkpoints up to step {last} but no state/: it cannot go on "
+            "as the same run",
+            hint=FRESH_START,
+        )
+
+
+def _load(job: Job, progress: Progress) -> None:
+    folder = job.run.state
+    facts = _facts(folder)
+    _check_files(folder, facts["files"])
+    _check_same(job, facts)
+    progress.step = facts["step"]
+    progress.fingerprint, progress.updated = facts["fingerprint"], facts["updated"]
+    progress.stops.load(facts["stops"])
+    job.learner.load_state(folder / LEARNER)
+    for version in sorted(facts["snapshots"], key=int):
+        progress.queue.push(job.learner.load_snapshot(folder / SNAPSHOTS / version))
+    if progress.buffer is not None:
+        with np.load(folder / BUFFER, allow_pickle=False) as arrays:
+            progress.buffer.load_state(facts["replay"], arrays)
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads((folder / FACTS).read_bytes())
+    except FileNotFoundError:
+        raise RlfeError(f"{folder} lacks {FACTS}: it is no whole state", hint=FRESH_START) from None
+    except ValueError:
+        raise RlfeError(f"{folder / FACTS} is damaged", hint=FRESH_START) from None
+    if facts.get("schema") != SCHEMA:
+        raise RlfeError(
+            f"{folder} has schema {facts.get('schema')}, this version reads {SCHEMA}",
+            hint="Resume with the version of rlfe that wrote it (see provenance.json).",
+        )
+    return facts
+
+
+def _check_files(folder: Path, sizes: Mapping[str, int]) -> None:
+    found = _sizes(folder)
+    missing = [name for name in sizes if name not in found]
+    if missing:
+        raise RlfeError(
+            f"{folder} lacks {', '.join(missing)}: it is no whole state", hint=FRESH_START
+        )
+    changed = [name for name, size in sizes.items() if found[name] != size]
+    if changed:
+        raise RlfeError(f"{folder / changed[0]} has another size than was saved", hint=FRESH_START)
+
+
+def _check_same(job: Job, facts: Mapping[str, Any]) -> None:
+    then, now = facts["config"], plain(flat(job.recipe))
+    differ = [key for key in sorted({*then, *now}) if then.get(key) != now.get(key)]
+    differ = [key for key in differ if not key.startswith(FREE_KEYS)]
+    if differ:
+        lines = [f"  {key}: {then.get(key)!r} then, {now.get(key)!r} now" for key in differ]
+        raise RequestError(
+            f"{job.run.state} was saved under other settings:\n" + "\n".join(lines),
+            hint="Resume with the settings of the run's config.toml.",
+        )
+    if facts["data_sha256"] != job.data.sha256():
+        raise RequestError(
+            f"{job.run.path} was trained on another list of problems or prompts",
+            hint="Resume with the same data and tokenizer, or start a new run with --name.",
+        )
+    changed = [
+        f"{name} {version} then, {now_version} now"
+        for name, now_version in provenance()["packages"].items()
+        if (version := facts["packages"].get(name)) not in (None, now_version)
+    ]
+    if changed:
+        job.warn(f"other package versions than the run began with: {'; '.join(changed)}")
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and file.name != FACTS]
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
