@@ -33,6 +33,7 @@ def recipe(**sections):
         ({"filter": {"strategy": "top_k", "value": 4.0}}, "(0, 1]"),
         ({"filter": {"strategy": "top_k_abs", "value": 2.5}}, "whole number"),
         ({"train": {"max_tokens": 4096}}, "no room for a prompt"),
+        ({"validate": {"samples": 4, "temperature": 0.0}}, "copies of one sample"),
         ({"diagnostics": {"k_buckets": ["0-2"]}}, "k_buckets"),
     ],
 )

@@ -29,7 +29,7 @@ def test_what_could_not_be_scored_has_no_reward():
 
 
 def test_fraction_is_the_share_of_tests_passed():
-    partly = verdict(Status.FAILED, tests_passed=3, tests_total=4)
+    partly = verdict(Status.FAILED, right=3, total=4)
     assert reward(partly, kind="fraction") == 0.75
     assert reward(verdict(Status.SYNTAX_ERROR), kind="fraction") == 0.0
     assert reward(verdict(Status.PASSED), kind="fraction") == 1.0

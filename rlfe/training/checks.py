@@ -19,7 +19,7 @@ def check(recipe: Recipe) -> list[str]:
     Raises:
         RequestError: The first contradiction, with the keys and the way out.
     """
-    for refusal in (_advantage, _loss, _filter, _lengths):
+    for refusal in (_advantage, _loss, _filter, _lengths, _validation):
         for what, hint in refusal(recipe):
             raise RequestError(what, hint=hint)
     checked_buckets(recipe.diagnostics.k_buckets, group_size=recipe.train.group_size)
@@ -94,6 +94,16 @@ def _lengths(recipe: Recipe) -> Iterator[tuple[str, str]]:
             f"train.max_tokens = {recipe.train.max_tokens} leaves no room for a prompt in "
             f"model.max_len = {recipe.model.max_len}",
             "raise model.max_len or lower train.max_tokens",
+        )
+
+
+def _validation(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    chosen = recipe.validate_
+    if chosen.temperature == 0 and chosen.samples > 1:
+        yield (
+            f"validate.samples = {chosen.samples} at validate.temperature = 0 would be copies of "
+            "one sample",
+            "set validate.samples = 1, or a temperature above 0",
         )
 
 

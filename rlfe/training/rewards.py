@@ -20,9 +20,8 @@ UNPARSED = frozenset({Status.NO_ANSWER, Status.SYNTAX_ERROR})
 def reward(verdict: Verdict, *, kind: str = "binary") -> float | None:
     """The reward as judged. None: could not be scored.
 
-    `binary`: 1 if all tests hold. `fraction`: share of tests passed, from `facts["tests_passed"]`
-    and `facts["tests_total"]`; a verdict without these facts (nothing ran) is worth 0, and a
-    passed one 1.
+    `binary`: 1 if all tests hold. `fraction`: share of tests that hold, `facts["right"]` of
+    `facts["total"]`; without these facts (nothing ran) 0, and 1 for a passed verdict.
     """
     if verdict.status is Status.INFRASTRUCTURE:
         return None
@@ -30,9 +29,9 @@ def reward(verdict: Verdict, *, kind: str = "binary") -> float | None:
         return 1.0 if verdict.correct else 0.0
     if kind != "fraction":
         raise ValueError(f'unknown reward "{kind}"; known: binary, fraction')
-    total = verdict.facts.get("tests_total", 0)
+    total = verdict.facts.get("total", 0)
     if total:
-        return float(verdict.facts.get("tests_passed", 0)) / float(total)
+        return float(verdict.facts.get("right", 0)) / float(total)
     return 1.0 if verdict.correct else 0.0
 
 

@@ -1,0 +1,166 @@
+"""Validation while training: held-out problems, sampled with the current weights and judged.
+
+What: which problems (disjoint from the training list by id), their samples from generators of
+their own, and numbers for the step's record. It changes no training generator, no weight and no
+buffer: with and without it a run has identical weights. It leaves the sampler at the current
+weights; the loop loads the behaviour policy again at the next step. docs/algorithms.md 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlfe.errors import RequestError, RlfeError
+from rlfe.randomness import derive
+from rlfe.schema import Recipe
+from rlfe.tasks.base import Reply
+from rlfe.training.job import Job, TrainingList
+from rlfe.training.lengths import fitting
+from rlfe.training.rewards import as_array, reward
+from rlfe.types import Completion, Finish, Problem, Request, Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationList:
+    """Held-out problems in the data's order; `problem_prompts` are texts and tokens."""
+
+    data: TrainingList
+    max_tokens: tuple[int, ...]  # per problem: what is left beside its prompt, 0 if nothing
+
+
+def is_due(recipe: Recipe, finished_steps: int) -> bool:
+    """Whether to validate after that many steps (0: before training)."""
+    chosen = recipe.validate_
+    if finished_steps == 0:
+        return chosen.every > 0 and chosen.before_train
+    return chosen.every > 0 and finished_steps % chosen.every == 0
+
+
+def validation_list(job: Job) -> ValidationList | None:
+    """The problems to validate on, measured before a model is loaded; None when it is off.
+
+    The first `problems` x `batches` of the split that are not in the training list. A prompt that
+    does not fit is refused under `data.fail_on_prompt_too_long`; else it stays, with fewer tokens
+    or, without room for one, as a failure: the number of problems does not depend on it.
+
+    Raises:
+        RequestError: No problem is left, or a prompt does not fit.
+    """
+    chosen, recipe = job.recipe.validate_, job.recipe
+    if chosen.every == 0:
+        return None
+    problems = _held_out(job)[: chosen.problems * chosen.batches]
+    if not problems:
+        split = chosen.split or "test"
+        raise RequestError(
+            f'validate.split = "{split}" of task {job.task.name} has no problem that is not '
+            "trained on",
+            hint="Name another validate.split, or set validate.every = 0.",
+        )
+    style = recipe.prompt.style or "base"
+    prompts = tuple(job.task.prompt(p, style, recipe.prompt.examples) for p in problems)
+    prompt_ids = tuple(job.sampler.tokenizer.encode(prompt) for prompt in prompts)
+    if recipe.data.fail_on_prompt_too_long:
+        fitting(
+            {p.id: len(ids) for p, ids in zip(problems, prompt_ids, strict=True)},
+            max_tokens=recipe.train.max_tokens,
+            max_len=recipe.model.max_len,
+        )
+    room = [recipe.model.max_len - len(ids) for ids in prompt_ids]
+    return ValidationList(
+        data=TrainingList(problems=tuple(problems), prompts=prompts, prompt_ids=prompt_ids),
+        max_tokens=tuple(max(0, min(recipe.train.max_tokens, left)) for left in room),
+    )
+
+
+def validated(job: Job, held_out: ValidationList, *, finished_steps: int) -> dict[str, object]:
+    """Sample and judge the held-out problems with the current weights; `validate/...` metrics.
+
+    Raises:
+        RlfeError: The sampler does not hold the learner's weights, or gave back too little.
+    """
+    snapshot = job.learner.snapshot(finished_steps)
+    received = job.sampler.load(snapshot)
+    if received != snapshot.fingerprint:
+        raise RlfeError(
+            f"validation at step {finished_steps}: the sampler does not hold the current weights",
+            hint="The engine kept old weights; --resume tries again.",
+        )
+    requests = list(_requests(job, held_out, finished_steps))
+    done = dict(job.sampler.generate(requests))
+    for request in requests:
+        if len(done.get(request.id, ())) != request.sampling.n:
+            raise RlfeError(
+                f"validation at step {finished_steps}: the sampler gave "
+                f"{len(done.get(request.id, ()))} of {request.sampling.n} samples of problem "
+                f"{held_out.data.problems[int(request.id)].id}"
+            )
+    return _metrics(job, held_out, done)
+
+
+def _held_out(job: Job) -> list[Problem]:
+    trained = {problem.id for problem in job.data.problems} | set(job.data.left_out)
+    found = job.task.problems(job.recipe.validate_.split or "test")
+    return [problem for problem in found if problem.id not in trained]
+
+
+def _requests(job: Job, held_out: ValidationList, finished_steps: int) -> Sequence[Request]:
+    chosen = job.recipe.validate_
+    return [
+        Request(
+            id=str(index),
+            prompt_ids=held_out.data.prompt_ids[index],
+            sampling=Sampling(
+                n=chosen.samples,
+                temperature=chosen.temperature,
+                max_tokens=limit,
+                seed=derive(job.seed, "validate", finished_steps, problem.id),
+                stop=held_out.data.prompts[index].stop,
+                stop_token_ids=job.sampler.tokenizer.stop_token_ids,
+            ),
+        )
+        for index, (problem, limit) in enumerate(
+            zip(held_out.data.problems, held_out.max_tokens, strict=True)
+        )
+        if limit > 0
+    ]
+
+
+def _metrics(
+    job: Job, held_out: ValidationList, done: dict[str, list[Completion]]
+) -> dict[str, object]:
+    replies = [
+        Reply(
+            key=f"{index}/{number}",
+            problem=held_out.data.problems[int(index)],
+            prompt=held_out.data.prompts[int(index)],
+            text=completion.text,
+            finish=completion.finish,
+        )
+        for index, completions in sorted(done.items(), key=lambda item: int(item[0]))
+        for number, completion in enumerate(completions)
+    ]
+    verdicts = dict(job.task.judge(replies, job.judge))
+    kind, threshold = job.recipe.reward.kind, job.recipe.reward.success_threshold
+    judged = [reward(verdicts[reply.key], kind=kind) for reply in replies]
+    without_room = sum(limit == 0 for limit in held_out.max_tokens)
+    failures = [0.0] * (without_room * job.recipe.validate_.samples)
+    reward_B = as_array([*judged, *failures])
+    scored_B = reward_B[~np.isnan(reward_B)]
+    lengths = [len(c.token_ids) for completions in done.values() for c in completions]
+    cut = [reply.finish is Finish.LENGTH for reply in replies]
+    shortened = sum(0 < limit < job.recipe.train.max_tokens for limit in held_out.max_tokens)
+    return {
+        "validate/reward": float(scored_B.mean()) if scored_B.size else None,
+        "validate/success": float(np.mean(scored_B >= threshold)) if scored_B.size else None,
+        "validate/problems": len(held_out.data.problems),
+        "validate/samples": int(reward_B.size),
+        "validate/unscored": int(reward_B.size - scored_B.size),
+        "validate/length_mean": float(np.mean(lengths)) if lengths else None,
+        "validate/truncated": float(np.mean(cut)) if cut else None,
+        "validate/shortened": shortened,
+        "validate/without_room": without_room,
+    }
