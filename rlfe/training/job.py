@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rlfe.engines.base import Learner, Sampler, Tokenizer
 from rlfe.errors import RequestError
@@ -19,7 +18,7 @@ from rlfe.rundir import RunDir
 from rlfe.schema import Recipe
 from rlfe.tasks.base import Task
 from rlfe.training.lengths import fitting
-from rlfe.types import Problem, Prompt
+from rlfe.types import Problem, Prompt, StepRecord
 
 if TYPE_CHECKING:
     from rlfe.sandbox.pool import Judge
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 class Watch(Protocol):
     """Whoever looks on: the command line, or nobody."""
 
-    def step(self, line: Mapping[str, Any]) -> None:
-        """A finished step's record."""
+    def step(self, record: StepRecord) -> None:
+        """A finished step."""
         ...
 
     def warn(self, text: str) -> None: ...
@@ -42,7 +41,7 @@ class Watch(Protocol):
 class Nobody:
     """A watch that looks away. `train(job, Nobody())`"""
 
-    def step(self, line: Mapping[str, Any]) -> None:
+    def step(self, record: StepRecord) -> None:
         pass
 
     def warn(self, text: str) -> None:
@@ -60,6 +59,13 @@ class TrainingList:
     prompts: tuple[Prompt, ...]
     prompt_ids: tuple[tuple[int, ...], ...]
     left_out: tuple[str, ...] = ()
+
+    def texts(self) -> dict[str, str]:
+        """What a reader sees of each prompt, by problem id."""
+        return {
+            problem.id: "\n".join([*(turn.text for turn in prompt.messages), prompt.text]).strip()
+            for problem, prompt in zip(self.problems, self.prompts, strict=True)
+        }
 
     def sha256(self) -> str:
         """Digest of ids and prompt tokens: a resumed run has to see the same list."""
@@ -137,7 +143,3 @@ class Job:
         self._said.add(kind or text)
         self.log(f"warning: {text}")
         self.watch.warn(text)
-
-    def warn_all(self, texts: Sequence[str]) -> None:
-        for text in texts:
-            self.warn(text)

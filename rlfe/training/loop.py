@@ -8,7 +8,7 @@ shown and stored as `step` is t + 1. Try it: `rlfe train --recipe tiny`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,17 @@ import numpy as np
 
 from rlfe.engines.base import Snapshot
 from rlfe.randomness import epoch_of_step
-from rlfe.records import append_jsonl
-from rlfe.training import batching, saving, staleness, state
-from rlfe.training.clock import Clock, peak_memory
+from rlfe.training import batching, saving, staleness, state, validation
+from rlfe.training.clock import Clock
 from rlfe.training.diagnostics import Metrics
 from rlfe.training.job import Job
+from rlfe.training.recording import open_trackers, record, sample_rows, warn, warn_flat
 from rlfe.training.rollouts import sampled_groups, write_rollouts
 from rlfe.training.selection import Selection, select, selection_metrics
 from rlfe.training.stops import Stop
 from rlfe.training.update import Updates, freshness_limits, update, update_metrics
 from rlfe.types import Group
 
-TRUNCATED_WARNING = 0.05  # share of cut rollouts above which the token limit is too short
 CHECKED_ROLLOUTS = 2  # rollouts of the regular check against a stored snapshot
 
 
@@ -51,6 +50,10 @@ def train(job: Job) -> Ending:
     if now.step >= total:
         return Ending(status="nothing_left", step=now.step)
     job.log(f"training from step {now.step + 1} to {total}")
+    trackers = open_trackers(job, now.step)
+    held_out = validation.validation_list(job)
+    first = validation.due(job, held_out, 0) if now.step == 0 else {}
+    warn_flat(job, first)
     for step in range(now.step, total):
         clock = Clock()
         with clock.phase("sync"):
@@ -61,8 +64,6 @@ def train(job: Job) -> Ending:
             observe(now, chosen)
             checked = check_snapshot(job, step, behavior, groups)
             done = update(job, step, chosen, now.buffer, lag=step - behavior.version)
-        if now.buffer is not None:
-            now.buffer.admit(groups, step=step)
         metrics = {
             "lag": step - behavior.version,
             "lag/fingerprint_ok": 1,
@@ -70,22 +71,28 @@ def train(job: Job) -> Ending:
             **update_metrics(job, done),
             **checked,
             **data_metrics(job, step, groups),
+            **(first if step == 0 else {}),
         }
+        if now.buffer is not None:
+            now.buffer.admit(groups, step=step)
         stop = advance(now, step, current, metrics, done)
         ends = stop is not None or job.watch.stopping()
+        with clock.phase("validate"):
+            metrics |= validation.due(job, held_out, now.step)
         with clock.phase("save"):
             write_rollouts(job, step, groups, chosen.advantages_by_slot())
             if saving.keeps_checkpoint(job, now.step) or stop is not None:
                 metrics |= saving.save_checkpoint(job, now.step, chosen)
-        record(job, step, behavior, metrics, clock)
+                trackers.samples(sample_rows(chosen, step, job.data.texts()), step=now.step)
+        record(job, trackers, step, metrics, clock)
         if ends or saving.saves_state(job, now.step):
             saving.save_state(job, now)
             saving.drop_expired(job, now.step)
         warn(job, now, step, metrics)
         if stop is not None or (ends and now.step < total):
-            return ended(job, now.step, stop)
-    saving.record_end(job, None)
-    return Ending(status="done", step=total)
+            break
+    trackers.close()
+    return ended(job, now.step, stop)
 
 
 def hand_over(job: Job, now: state.Progress, step: int) -> tuple[Snapshot, Snapshot]:
@@ -125,8 +132,8 @@ def check_snapshot(
     every, lag = job.recipe.lag.check_every, step - behavior.version
     if not every or lag == 0 or step % every:
         return {}
-    first = groups[:1]
-    rows = batching.fresh_rows(first, [np.zeros(len(g.rollouts)) for g in first], [0])
+    first = groups[0]
+    rows = batching.fresh_rows([first], [np.zeros(len(first.rollouts))], [0])
     batch = batching.padded(rows[:CHECKED_ROLLOUTS], pad_id=0)
     limit, _ = freshness_limits(job)
     found = staleness.freshness(
@@ -168,63 +175,14 @@ def advance(
     return stop
 
 
-def record(
-    job: Job, step: int, behavior: Snapshot, metrics: Mapping[str, Any], clock: Clock
-) -> None:
-    """The line in metrics.jsonl; what costs time or memory stands apart from what is computed."""
-    line = {
-        "step": step + 1,
-        "version": step,
-        "behavior_version": behavior.version,
-        **ABSENT,
-        **metrics,
-        "seconds": clock.seconds(),
-        "memory": peak_memory(),
-    }
-    append_jsonl(job.run.metrics, line)
-    job.watch.step(line)
-
-
-def warn(job: Job, now: state.Progress, step: int, metrics: Mapping[str, Any]) -> None:
-    """What a user should know while the run goes on, each once."""
-    if metrics.get("lag/fresh_ok") == 0:
-        limit, _ = freshness_limits(job)
-        text = (
-            f"step {step + 1}: sampler and trainer disagree by "
-            f"{metrics['lag/fresh_mean_abs']:.3g} per token (limit {limit:g})"
-        )
-        job.warn(text, kind="fresh")
-    cut = metrics.get("length/truncated") or 0.0
-    if cut > TRUNCATED_WARNING:
-        text = f"{cut:.0%} of the rollouts of step {step + 1} were cut at train.max_tokens"
-        job.warn(text, kind="truncated")
-    if metrics.get("optim/skipped"):
-        job.warn(f"step {step + 1}: non-finite loss or gradient, update skipped", kind="nonfinite")
-    if now.buffer is not None:
-        job.warn_all(now.buffer.warnings(step=step, total_steps=job.recipe.train.steps))
-
-
 def ended(job: Job, step: int, stop: Stop | None) -> Ending:
-    """Write down why the run ended before its last step."""
+    """Write down how the run ended."""
+    if stop is None and step == job.recipe.train.steps:
+        saving.record_end(job, None)
+        job.log("done")
+        return Ending(status="done", step=step)
     status = "interrupted" if stop is None else stop.status
     reason = f"interrupted after step {step}" if stop is None else stop.reason
     saving.record_end(job, reason)
     job.log(f"ended: {reason}")
     return Ending(status=status, step=step, reason=reason)
-
-
-# Names that every line has; absent is null, never 0 (docs/algorithms.md 15).
-ABSENT: dict[str, None] = dict.fromkeys(
-    (
-        *("reward/mean", "reward/std", "reward/success", "reward/unscored"),
-        *("reward/kept_mean", "reward/kept_std", "reward/kept_success"),
-        *("loss/policy", "loss/kl", "loss/entropy", "loss/replay", "loss/total"),
-        *("optim/lr", "optim/grad_norm", "optim/steps", "optim/skipped", "entropy"),
-        *("ratio/p05", "ratio/p50", "ratio/p95", "ratio/max", "ratio/logratio_std"),
-        *("clip/clip_raw", "clip/clip_active", "clip/wclip_raw", "clip/wclip_active"),
-        *("clip/wclip_common", "kl/k1", "kl/k2", "kl/k3", "mismatch/mean", "mismatch/k3"),
-        *("replay/loss_nll", "replay/lambda", "replay/tokens", "replay/rollouts", "replay/fill"),
-        *("replay/waiting", "replay/buffer_size", "replay/grad_share", "replay/kl_to_behaviour"),
-        *("lag/fingerprint_ok", "lag/fresh_ok", "lag/fresh_mean_abs", "save/merge_delta"),
-    )
-)

@@ -137,6 +137,7 @@ def selection_metrics(recipe: Recipe, chosen: Selection) -> diagnostics.Metrics:
 def _filter_metrics(recipe: Recipe, chosen: Selection) -> diagnostics.Metrics:
     kept = np.array(chosen.kept, np.int64)
     return {
+        "filter/groups": len(chosen.groups),
         "filter/kept_groups": len(chosen.kept),
         "filter/kept_ratio": len(chosen.kept) / len(chosen.groups),
         "filter/zero_groups": int(np.count_nonzero(np.abs(chosen.score_P) <= filters.ZERO_SCORE)),

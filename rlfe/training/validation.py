@@ -19,7 +19,7 @@ from rlfe.schema import Recipe
 from rlfe.tasks.base import Reply
 from rlfe.training.job import Job, TrainingList
 from rlfe.training.lengths import fitting
-from rlfe.training.rewards import as_array, reward
+from rlfe.training.rewards import as_array, flat_share, reward
 from rlfe.types import Completion, Finish, Problem, Request, Sampling
 
 
@@ -101,6 +101,19 @@ def validated(job: Job, held_out: ValidationList, *, finished_steps: int) -> dic
     return _metrics(job, held_out, done)
 
 
+def due(job: Job, held_out: ValidationList | None, finished_steps: int) -> dict[str, object]:
+    """`validated` if it is due after that many steps, else nothing.
+
+    Before training the names are `validate_before/...`: they share the line of the first step.
+    """
+    if held_out is None or not is_due(job.recipe, finished_steps):
+        return {}
+    found = validated(job, held_out, finished_steps=finished_steps)
+    if finished_steps > 0:
+        return found
+    return {name.replace("validate/", "validate_before/"): value for name, value in found.items()}
+
+
 def _held_out(job: Job) -> list[Problem]:
     trained = {problem.id for problem in job.data.problems} | set(job.data.left_out)
     found = job.task.problems(job.recipe.validate_.split or "test")
@@ -150,12 +163,17 @@ def _metrics(
     failures = [0.0] * (without_room * job.recipe.validate_.samples)
     reward_B = as_array([*judged, *failures])
     scored_B = reward_B[~np.isnan(reward_B)]
+    size = job.recipe.validate_.samples
+    right_PS = np.array(judged, np.float64).reshape(-1, size) >= threshold  # None: not right
     lengths = [len(c.token_ids) for completions in done.values() for c in completions]
     cut = [reply.finish is Finish.LENGTH for reply in replies]
     shortened = sum(0 < limit < job.recipe.train.max_tokens for limit in held_out.max_tokens)
     return {
         "validate/reward": float(scored_B.mean()) if scored_B.size else None,
         "validate/success": float(np.mean(scored_B >= threshold)) if scored_B.size else None,
+        "validate/flat_share": flat_share(
+            right_PS.mean(axis=1), group_size=job.recipe.train.group_size
+        ),
         "validate/problems": len(held_out.data.problems),
         "validate/samples": int(reward_B.size),
         "validate/unscored": int(reward_B.size - scored_B.size),
