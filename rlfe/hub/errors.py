@@ -1,0 +1,184 @@
+"""What the client's exceptions mean to a user: one sentence, one exit code (docs/hub.md 3).
+
+The client raises `httpx` errors in 1.x and `httpx2` ones in 2.x, and its xet part the builtin
+`ConnectionError`, so transport errors are known by their module's root and neither library is
+imported. Try: `translate(error, Context(repo_id="org/x"))`.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from rlfe.errors import (
+    NetworkError,
+    NotAllowedError,
+    NotFoundError,
+    QuotaError,
+    RequestError,
+    RlfeError,
+)
+
+TRANSPORT = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "ssl")
+LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token with write access."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Who does what where, for the message. `Context(repo_id="org/x", account="alice")`"""
+
+    repo_id: str = ""
+    account: str = ""
+    action: str = ""
+
+
+class ConflictError(Exception):
+    """Somebody committed since the listing (412): re-read, merge, try again. Never shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How one failed call goes on. `wait_seconds` is None when trying again is useless.
+
+    `is_quota`: the hourly commit limit, which is waited for only when asked to.
+    """
+
+    error: Exception
+    wait_seconds: float | None = None
+    is_quota: bool = False
+
+
+def is_from_client(error: BaseException) -> bool:
+    """Whether an exception comes from the Hub's client or the transport below it."""
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    root = type(error).__module__.split(".")[0]
+    if isinstance(error, RlfeError | ConflictError):
+        return False
+    known = isinstance(error, HfHubHTTPError | HFValidationError | OSError)
+    is_xet = isinstance(error, RuntimeError) and _xet_words(str(error))
+    is_card = isinstance(error, ValueError) and "metadata" in str(error).lower()
+    return known or root in (*TRANSPORT, "huggingface_hub", "hf_xet") or is_xet or is_card
+
+
+def translate(error: Exception, context: Context) -> Failure:
+    """What a failed call means and whether it is worth another try."""
+    from huggingface_hub import errors as hub
+
+    if isinstance(error, hub.OfflineModeIsEnabled):
+        return Failure(error=NetworkError(
+            "the Hub cannot be reached: HF_HUB_OFFLINE=1 is set", hint="Unset it and try again."
+        ))  # fmt: skip
+    if isinstance(error, hub.HFValidationError):
+        return Failure(error=RequestError(f"not a repository name: {error}"))
+    if isinstance(error, hub.LocalTokenNotFoundError):
+        return Failure(error=NotAllowedError("not logged in to the Hub", hint=LOGIN))
+    if isinstance(error, hub.HfHubHTTPError):
+        return _http_failure(error, context)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Failure(error=_disk_full(error))
+    if isinstance(error, ValueError) and not isinstance(error, OSError):
+        return Failure(error=RequestError(f"the Hub refused the card: {error}"))
+    return _transport_failure(error, context)
+
+
+def _http_failure(error: Any, context: Context) -> Failure:
+    from huggingface_hub import errors as hub
+
+    status = error.response.status_code if error.response is not None else 0
+    where, who = context.repo_id or "the Hub", context.account or "this account"
+    if isinstance(error, hub.GatedRepoError):  # a subclass of the next: first
+        return Failure(error=NotAllowedError(
+            f"{where} is gated and {who} has no access",
+            hint=f"Request access at its page: {_endpoint()}/{context.repo_id}",
+        ))  # fmt: skip
+    if isinstance(error, hub.RepositoryNotFoundError):
+        return Failure(error=NotFoundError(
+            f"{where} was not found, or is not visible to {who}",
+            hint="Check the name with the Hub's page, and the token with `hf auth whoami`.",
+        ))  # fmt: skip
+    if isinstance(error, hub.RevisionNotFoundError):
+        return Failure(error=NotFoundError(f"{where} has no such revision"))
+    if isinstance(error, hub.EntryNotFoundError):
+        return Failure(error=NotFoundError(f"{where} has no such file: {_first_line(error)}"))
+    return _status_failure(error, status, where, who)
+
+
+def _status_failure(error: Any, status: int, where: str, who: str) -> Failure:
+    text = _first_line(error)
+    if status == 401:
+        return Failure(
+            error=NotAllowedError("not logged in to the Hub, or the token is invalid", hint=LOGIN)
+        )
+    words = str(error).lower()
+    if status == 403 and any(word in words for word in ("storage", "quota", "billing")):
+        hint = "Free some space or ask for more; what is there already is not sent again."
+        return Failure(error=QuotaError(f"storage quota: {text}", hint=hint))
+    if status == 403:
+        return Failure(error=NotAllowedError(
+            f"account {who} may read but not write {where}",
+            hint="Use a token with write access, or ask an admin of the organisation.",
+        ))  # fmt: skip
+    if status == 412:
+        return Failure(error=ConflictError(text))
+    if status == 429:
+        return _rate_failure(error, text)
+    if status >= 500 or status == 408:
+        failed = NetworkError(f"the Hub answered {status}: {text}", hint="Try again later.")
+        return Failure(error=failed, wait_seconds=0.0)
+    return Failure(error=RlfeError(f"the Hub answered {status}: {text}"))
+
+
+def _rate_failure(error: Any, text: str) -> Failure:
+    """429: wait as told. The commit limit (128 an hour) is told apart by its words."""
+    words = str(error).lower()
+    is_quota = "commit" in words and "hour" in words
+    told = re.search(r"\bt=(\d+)", error.response.headers.get("RateLimit", ""))
+    seconds = float(told[1]) if told else (3600.0 if is_quota else 30.0)
+    what = "the limit of 128 commits an hour is reached" if is_quota else f"rate limit: {text}"
+    hint = "Add --wait to wait for it, or --checkpoints-per-commit for fewer commits."
+    return Failure(
+        error=QuotaError(what, hint=hint if is_quota else "Try again in a few minutes."),
+        wait_seconds=seconds, is_quota=is_quota,
+    )  # fmt: skip
+
+
+def _transport_failure(error: Exception, context: Context) -> Failure:
+    if isinstance(error, ConnectionError | RuntimeError) and "401" in str(error):
+        return Failure(error=NotAllowedError(
+            f"the store refused the token while writing {context.repo_id}", hint=LOGIN
+        ))  # fmt: skip
+    if "no space left" in str(error).lower():
+        return Failure(error=_disk_full(error))
+    failed = NetworkError(
+        f"no connection to {_endpoint()}: {_first_line(error)}",
+        hint="Check the network and run the same command again: nothing is sent twice.",
+    )
+    return Failure(error=failed, wait_seconds=0.0)
+
+
+def _disk_full(error: Exception) -> RlfeError:
+    return RlfeError(
+        f"disk full: {_first_line(error)}",
+        hint="The client keeps upload caches in HF_HOME: free some space and run it again.",
+    )
+
+
+def _xet_words(text: str) -> bool:
+    low = text.lower()
+    return any(word in low for word in ("xet", "cas ", "cas:", "data processing", "no space left"))
+
+
+def _first_line(error: Exception) -> str:
+    """The server's own words without the request's id and address."""
+    served = str(getattr(error, "server_message", None) or "")
+    lines = [line.strip() for line in (served or str(error)).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _endpoint() -> str:
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT)
