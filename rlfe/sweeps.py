@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from rlfe import checkpoints, records
-from rlfe.config import check, load
+from rlfe.config import check, flat, load
 from rlfe.errors import RequestError
 from rlfe.naming import cell_of, format_cell
 from rlfe.rundir import RunDir
 from rlfe.schema import Recipe
 from rlfe.toml import parse_key, word
+
+_ABSENT = object()  # equal to no value of a recipe, not even to none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,8 @@ def cells(
         RequestError: Two cells have one name, or a cell's settings are refused.
     """
     resolved = load(recipes, sets, environment)
-    fixed = {".".join(parse_key(text.partition("=")[0].strip())) for text in sets}
+    named = {".".join(parse_key(text.partition("=")[0].strip())) for text in sets}
+    fixed = {key: item for key, item in flat(resolved.recipe).items() if key in named}
     choices = [
         _without(_choices(key, entries), fixed) for key, entries in resolved.recipe.matrix.items()
     ]
@@ -90,9 +93,16 @@ def _choices(key: str, entries: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(entry) if isinstance(entry, Mapping) else {key: entry} for entry in entries]
 
 
-def _without(choices: Sequence[dict[str, Any]], fixed: set[str]) -> list[dict[str, Any]]:
-    """The choices less what is fixed elsewhere; those that became equal count once."""
+def _without(choices: Sequence[dict[str, Any]], fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The choices less what is fixed elsewhere; those that became equal count once.
+
+    Where one of them already says the fixed value, those that say another are no choice any more:
+    `--set replay.strategy=none` leaves the arm without a buffer, `--set replay.lambda=0.3` both.
+    """
     left: list[dict[str, Any]] = []
+    for key, item in fixed.items():
+        if any(choice.get(key, _ABSENT) == item for choice in choices):
+            choices = [choice for choice in choices if choice.get(key, item) == item]
     for choice in choices:
         rest = {key: item for key, item in choice.items() if key not in fixed}
         if rest not in left:
