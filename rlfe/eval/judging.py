@@ -7,6 +7,7 @@ our own fault is not recorded, so the next call tries it again. Not here: what i
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 JUDGE_AT = 16  # blocks handed to the judge at a time: enough to keep its workers busy
 WAITING = 4  # such hand-overs that may wait before generation pauses
+Answer = tuple[str, str]  # problem id, hash of what is judged
 NO_ROOM = "prompt leaves no room for a token"
 
 
@@ -65,23 +67,29 @@ class JudgeOnDemand:
 
 
 class JudgeThread:
-    """Judges blocks in one thread beside generation. Identical answers of a problem run once."""
+    """Judges blocks beside generation; identical answers of a problem are judged once.
+
+    Two hand-overs are in work at a time, so that a slow program at the end of one does not leave
+    the judge's workers idle.
+    """
 
     def __init__(self, job: Job, store: Store, judge: Judge | None, report: Report) -> None:
         self._job, self._store, self._judge, self._report = job, store, judge, report
         self._problems = {p.id: (p, q) for p, q in zip(job.problems, job.prompts, strict=True)}
         self._known = self._seen_before()
+        self._lock = threading.Lock()
         self._waiting: list[BlockKey] = []
         self._futures: list[Future[None]] = []
-        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="judge")
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="judge")
 
-    def _seen_before(self) -> dict[tuple[str, str], Judged]:
-        """Verdicts by (problem, answer). Only final ones: a timeout may have been the machine's."""
-        known = {}
+    def _seen_before(self) -> dict[Answer, Future[Judged | None]]:
+        """Verdicts that are there. Only final ones: a timeout may have been the machine's."""
+        known: dict[Answer, Future[Judged | None]] = {}
         for (problem, _), row in self._store.verdicts.items():
             for verdict in row:
                 if verdict.status != Status.TIMEOUT:
-                    known[problem, verdict.answer] = verdict
+                    known[problem, verdict.answer] = Future()
+                    known[problem, verdict.answer].set_result(verdict)
         return known
 
     def __enter__(self) -> JudgeThread:
@@ -123,51 +131,70 @@ class JudgeThread:
             self._futures.pop(0).result()
 
     def _judge_blocks(self, blocks: Sequence[BlockKey]) -> None:
-        answers: dict[tuple[BlockKey, int], str] = {}
-        fresh: dict[tuple[str, str], Reply] = {}
-        for key in blocks:
-            problem, prompt = self._problems[key[0]]
-            for place, sample in enumerate(self._store.blocks[key]):
-                finish = Finish(sample.finish)
-                reply = Reply(
-                    key="", problem=problem, prompt=prompt, text=sample.text, finish=finish
-                )
-                answers[key, place] = answer = self._answer_hash(reply)
-                if (problem.id, answer) not in self._known:
-                    fresh[problem.id, answer] = reply
-        self._known |= self._verdicts(fresh)
-        whole = {}
-        for key in blocks:
-            row = [
-                self._known.get((key[0], answers[key, place]))
-                for place in range(len(self._store.blocks[key]))
-            ]
+        answers = {
+            key: [self._answer_key(key[0], s) for s in self._store.blocks[key]] for key in blocks
+        }
+        fresh = self._claim(blocks, answers)
+        try:
+            found = self._verdicts(fresh)
+        except BaseException as error:
+            for answer in fresh:
+                self._known[answer].set_exception(error)
+            raise
+        for answer in fresh:
+            self._known[answer].set_result(found.get(answer))
+        rows = {key: [self._known[answer].result() for answer in answers[key]] for key in blocks}
+        self._record(rows)
+
+    def _record(self, rows: Mapping[BlockKey, Sequence[Judged | None]]) -> None:
+        """Store the blocks that are judged as a whole; the others are tried again next time."""
+        whole: dict[BlockKey, list[Judged]] = {}
+        unscored = 0
+        for key, row in rows.items():
             scored = [verdict for verdict in row if verdict is not None]
-            self._report.unscored += len(row) - len(scored)
+            unscored += len(row) - len(scored)
             if len(scored) == len(row):
                 whole[key] = scored
-        self._report.judged += sum(len(row) for row in whole.values())
         self._store.add_verdicts(whole)
+        with self._lock:
+            self._report.unscored += unscored
+            self._report.judged += sum(len(row) for row in whole.values())
 
-    def _answer_hash(self, reply: Reply) -> str:
+    def _claim(
+        self, blocks: Sequence[BlockKey], answers: Mapping[BlockKey, Sequence[Answer]]
+    ) -> dict[Answer, Sample]:
+        """Answers that no hand-over has judged or is judging; they are this one's from now on."""
+        fresh: dict[Answer, Sample] = {}
+        with self._lock:
+            for key in blocks:
+                for answer, sample in zip(answers[key], self._store.blocks[key], strict=True):
+                    if answer not in self._known:
+                        self._known[answer] = Future()
+                        fresh[answer] = sample
+        return fresh
+
+    def _reply(self, key: str, problem: str, sample: Sample) -> Reply:
+        asked, prompt = self._problems[problem]
+        finish = Finish(sample.finish)
+        return Reply(key=key, problem=asked, prompt=prompt, text=sample.text, finish=finish)
+
+    def _answer_key(self, problem: str, sample: Sample) -> Answer:
         """What makes two replies one: the program (or, where nothing is run, the text), and how
         the reply ended, since a cut reply that fails is `truncated`."""
-        answer = self._job.task.answer(reply) if self._job.task.runs_programs else ""
-        return text_hash(f"{answer or reply.text}\x00{reply.finish}")
+        task = self._job.task
+        program = task.answer(self._reply("", problem, sample)) if task.runs_programs else ""
+        return problem, text_hash(f"{program or sample.text}\x00{sample.finish}")
 
-    def _verdicts(self, fresh: Mapping[tuple[str, str], Reply]) -> dict[tuple[str, str], Judged]:
-        keys = dict(enumerate(fresh))
-        replies = [
-            Reply(key=str(i), problem=r.problem, prompt=r.prompt, text=r.text, finish=r.finish)
-            for i, r in enumerate(fresh.values())
-        ]
+    def _verdicts(self, fresh: Mapping[Answer, Sample]) -> dict[Answer, Judged]:
+        keys = list(fresh)
+        replies = [self._reply(str(i), key[0], fresh[key]) for i, key in enumerate(keys)]
         found = {}
         for name, verdict in self._job.task.judge(replies, self._judge):
             if verdict.status is Status.INFRASTRUCTURE:
                 self._report.faults.append(verdict.detail)
                 continue
-            problem, answer = keys[int(name)]
-            found[problem, answer] = Judged(
-                answer, str(verdict.status), verdict.detail, verdict.seconds, verdict.facts
+            key = keys[int(name)]
+            found[key] = Judged(
+                key[1], str(verdict.status), verdict.detail, verdict.seconds, verdict.facts
             )
         return found
