@@ -328,3 +328,31 @@ def test_replay_rows_have_their_own_values():
     nll = row_nll(logp_BL, batch.mask_BL)
     assert found["replay/loss_nll"] == pytest.approx(nll[0])
     assert row_nll(np.full((1, 2), np.nan), np.zeros((1, 2), bool)).tolist() == [0.0]
+
+
+def test_kl_of_the_sampler_agrees_with_tinker_cookbook():
+    case = reference("kl")["tinker_cookbook_kl_sample_train"][0]
+    mask_BL = np.array(case["mask"], bool)
+    drift_T = (np.array(case["training_logprobs"]) - np.array(case["sampling_logprobs"]))[mask_BL]
+    table = TokenTable(
+        log_ratio_T=drift_T,
+        log_drift_T=drift_T,
+        advantage_T=np.ones(drift_T.size),
+        successes_T=np.ones(drift_T.size, np.int64),
+        group_T=np.zeros(drift_T.size, np.int64),
+    )
+    found = subset_metrics(table, **CLIP)
+    assert found["kl_k1"] == pytest.approx(case["out"]["optim/kl_sample_train_v1"], rel=1e-5)
+    assert found["kl_k2"] == pytest.approx(case["out"]["optim/kl_sample_train_v2"], rel=1e-5)
+
+
+def test_reward_and_flat_share_agree_with_a_whole_step_of_trl():
+    run = reference("trl_trainer_run")
+    rewards = np.array(as_array(run["rewards"])).reshape(8, 8)
+    found = reward_metrics(rewards)
+    assert found["reward/mean"] == pytest.approx(run["log_group"]["reward"], rel=1e-5)
+    assert found["reward/std"] == pytest.approx(run["log_group"]["reward_std"], rel=1e-5)
+    scored = [int((~np.isnan(reward_G)).sum()) for reward_G in rewards]
+    groups = group_metrics([int((r >= 1).sum()) for r in rewards], scored, group_size=8)
+    flat = groups["groups/all_wrong"] + groups["groups/all_right"]
+    assert flat == run["log_group"]["frac_reward_zero_std"]

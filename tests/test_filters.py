@@ -184,10 +184,18 @@ def test_unknown_names_are_errors_and_never_a_default():
         kept_indices(np.array([np.nan]), strategy="top_k")
 
 
-def test_loss_scale_and_threshold():
+def test_loss_scale_is_the_kept_share_or_its_root():
     assert loss_scale(kept=4, groups=16) == 1.0
     assert loss_scale(kept=4, groups=16, scaling="linear") == 0.25
     assert loss_scale(kept=4, groups=16, scaling="sqrt") == 0.5
-    assert threshold(np.array([0.1, 0.5]), np.array([0, 1])) == 0.1
-    assert threshold(np.array([0.1, 0.5]), np.array([0, 1]), side="smallest") == 0.5
-    assert threshold(np.array([0.1]), np.array([], int)) is None
+
+
+def test_the_number_that_decided_is_logged():
+    score_P = np.array([0.0, 0.5, 0.25])
+    setting = {"value": 0.5, "side": "largest", "include_zero": False, "eps": 0.01}
+    assert threshold(score_P, strategy="top_p", **setting) == 0.5 * 0.75 - 0.01
+    assert threshold(score_P, strategy="min_p", **setting) == 0.25 - 1e-10
+    assert threshold(score_P, strategy="top_k", **setting) is None
+    assert threshold(score_P, strategy="top_p", prob_mode="softmax", **setting) is None
+    assert threshold(np.zeros(2), strategy="min_p", **setting) is None
+    assert threshold(score_P, strategy="top_p", **(setting | {"value": 1.0})) is None

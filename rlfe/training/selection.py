@@ -141,7 +141,15 @@ def _filter_metrics(recipe: Recipe, chosen: Selection) -> diagnostics.Metrics:
         "filter/kept_groups": len(chosen.kept),
         "filter/kept_ratio": len(chosen.kept) / len(chosen.groups),
         "filter/zero_groups": int(np.count_nonzero(np.abs(chosen.score_P) <= filters.ZERO_SCORE)),
-        "filter/threshold": filters.threshold(chosen.score_P, kept, side=recipe.filter.type),
+        "filter/threshold": filters.threshold(
+            chosen.score_P,
+            strategy=recipe.filter.strategy,
+            value=recipe.filter.value,
+            side=recipe.filter.type,
+            include_zero=recipe.filter.include_zero,
+            eps=recipe.filter.eps,
+            prob_mode=recipe.filter.top_p_prob_mode,
+        ),
         "filter/score_mean": float(chosen.score_P.mean()),
         "filter/score_min_kept": float(chosen.score_P[kept].min()) if len(kept) else None,
     }
