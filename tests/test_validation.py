@@ -74,6 +74,10 @@ def job(tmp_path, *, reply=adds, **sections):
     )
 
 
+def held_out_of(work):
+    return validation_list(work.recipe, work.task, work.sampler.tokenizer, work.data)
+
+
 def test_due_before_training_and_every_so_many_steps():
     recipe = Recipe.model_validate({"validate": {"every": 10, "before_train": True}})
     assert [step for step in range(31) if is_due(recipe, step)] == [0, 10, 20, 30]
@@ -85,29 +89,29 @@ def test_due_before_training_and_every_so_many_steps():
 
 def test_problems_are_disjoint_from_the_training_list_by_id(tmp_path):
     work = job(tmp_path)
-    held_out = validation_list(work)
+    held_out = held_out_of(work)
     assert [p.id for p in held_out.data.problems] == [f"sums/{n}" for n in range(10, 16)]
     assert {p.id for p in work.data.problems}.isdisjoint(p.id for p in held_out.data.problems)
 
 
 def test_batches_take_so_many_problems_each(tmp_path):
     two = {"every": 1, "problems": 2, "batches": 2}
-    held_out = validation_list(job(tmp_path, validate=two))
+    held_out = held_out_of(job(tmp_path, validate=two))
     assert len(held_out.data.problems) == 4
 
 
 def test_off_means_no_list(tmp_path):
-    assert validation_list(job(tmp_path, validate={"every": 0})) is None
+    assert held_out_of(job(tmp_path, validate={"every": 0})) is None
 
 
 def test_a_split_without_other_problems_is_refused(tmp_path):
     with pytest.raises(RequestError, match="no problem that is not trained on"):
-        validation_list(job(tmp_path, validate={"every": 1, "split": "none"}))
+        held_out_of(job(tmp_path, validate={"every": 1, "split": "none"}))
 
 
 def test_numbers_of_a_validation(tmp_path):
     work = job(tmp_path, validate={"every": 2, "samples": 2})
-    metrics = validated(work, validation_list(work), finished_steps=2)
+    metrics = validated(work, held_out_of(work), finished_steps=2)
     assert metrics["validate/success"] == metrics["validate/reward"] == 0.5
     assert (metrics["validate/problems"], metrics["validate/samples"]) == (6, 12)
     assert metrics["validate/truncated"] == 0.0
@@ -116,7 +120,7 @@ def test_numbers_of_a_validation(tmp_path):
 
 def test_requests_have_their_own_generators_and_the_validation_temperature(tmp_path):
     work = job(tmp_path, validate={"every": 2, "temperature": 0.3})
-    validated(work, validation_list(work), finished_steps=2)
+    validated(work, held_out_of(work), finished_steps=2)
     first = work.sampler.requests[0][0].sampling
     assert first.seed == derive(0, "validate", 2, "sums/10")
     assert (first.temperature, first.max_tokens, first.stop) == (0.3, 20, (";",))
@@ -126,12 +130,12 @@ def test_validation_uses_the_current_weights(tmp_path):
     work = job(tmp_path)
     work.sampler.load = lambda snapshot: "an older fingerprint"
     with pytest.raises(RlfeError, match="does not hold the current weights"):
-        validated(work, validation_list(work), finished_steps=2)
+        validated(work, held_out_of(work), finished_steps=2)
 
 
 def test_what_could_not_be_scored_is_counted_and_not_wrong(tmp_path):
     work = job(tmp_path, reply=lambda request, row: "broken")
-    metrics = validated(work, validation_list(work), finished_steps=0)
+    metrics = validated(work, held_out_of(work), finished_steps=0)
     assert metrics["validate/unscored"] == 6
     assert metrics["validate/success"] is None
 
@@ -139,18 +143,18 @@ def test_what_could_not_be_scored_is_counted_and_not_wrong(tmp_path):
 def test_a_long_prompt_is_refused_or_stays_with_less_room(tmp_path):
     tight = {"model": {"max_len": 21}, "train": {"max_tokens": 16}}
     # training prompts have 4 tokens, validation prompts 5: 5 + 16 = 21 fits, 5 + 17 does not
-    assert validation_list(job(tmp_path, **tight)).max_tokens == (16,) * 6
+    assert held_out_of(job(tmp_path, **tight)).max_tokens == (16,) * 6
     longer = {"model": {"max_len": 21}, "train": {"max_tokens": 17}}
     with pytest.raises(RequestError, match="6 of 6 prompts"):
-        validation_list(job(tmp_path, **longer))
+        held_out_of(job(tmp_path, **longer))
     lenient = job(tmp_path, data={"fail_on_prompt_too_long": False}, **longer)
-    metrics = validated(lenient, validation_list(lenient), finished_steps=0)
+    metrics = validated(lenient, held_out_of(lenient), finished_steps=0)
     assert (metrics["validate/shortened"], metrics["validate/problems"]) == (6, 6)
 
 
 def test_a_problem_without_room_counts_as_wrong(tmp_path):
     work = job(tmp_path, data={"fail_on_prompt_too_long": False})
-    held_out = validation_list(work)
+    held_out = held_out_of(work)
 
     crowded = replace(held_out, max_tokens=(0, *held_out.max_tokens[1:]))
     metrics = validated(work, crowded, finished_steps=0)
@@ -162,12 +166,27 @@ def test_a_missing_sample_is_an_error(tmp_path):
     work = job(tmp_path)
     work.sampler.generate = lambda requests: iter([])
     with pytest.raises(RlfeError, match="gave 0 of 1 samples of problem sums/10"):
-        validated(work, validation_list(work), finished_steps=4)
+        validated(work, held_out_of(work), finished_steps=4)
 
 
 def test_no_global_random_number_is_used(tmp_path):
     np.random.seed(7)
     before = np.random.get_state()[1].tolist()
     work = job(tmp_path)
-    validated(work, validation_list(work), finished_steps=2)
+    validated(work, held_out_of(work), finished_steps=2)
     assert np.random.get_state()[1].tolist() == before
+
+
+def test_the_share_of_flat_groups_needs_as_many_samples_as_a_group_has(tmp_path):
+    def half(request, row):
+        return adds(request, row) if row % 2 else "wrong"
+
+    for samples, expected in ((1, None), (4, (0.5**3 + 1) / 2)):
+        work = job(
+            tmp_path,
+            reply=half,
+            validate={"every": 1, "samples": samples},
+            train={"max_tokens": 20, "group_size": 4},
+        )
+        metrics = validated(work, held_out_of(work), finished_steps=0)
+        assert metrics["validate/flat_share"] == expected

@@ -51,7 +51,7 @@ def train(job: Job) -> Ending:
         return Ending(status="nothing_left", step=now.step)
     job.log(f"training from step {now.step + 1} to {total}")
     trackers = open_trackers(job, now.step)
-    held_out = validation.validation_list(job)
+    held_out = validation.validation_list(job.recipe, job.task, job.sampler.tokenizer, job.data)
     first = validation.due(job, held_out, 0) if now.step == 0 else {}
     warn_flat(job, first)
     for step in range(now.step, total):

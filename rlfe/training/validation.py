@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlfe.engines.base import Tokenizer
 from rlfe.errors import RequestError, RlfeError
 from rlfe.randomness import derive
 from rlfe.schema import Recipe
-from rlfe.tasks.base import Reply
+from rlfe.tasks.base import Reply, Task
 from rlfe.training.job import Job, TrainingList
 from rlfe.training.lengths import fitting
 from rlfe.training.rewards import as_array, flat_share, reward
@@ -39,7 +40,9 @@ def is_due(recipe: Recipe, finished_steps: int) -> bool:
     return chosen.every > 0 and finished_steps % chosen.every == 0
 
 
-def validation_list(job: Job) -> ValidationList | None:
+def validation_list(
+    recipe: Recipe, task: Task, tokenizer: Tokenizer, trained: TrainingList
+) -> ValidationList | None:
     """The problems to validate on, measured before a model is loaded; None when it is off.
 
     The first `problems` x `batches` of the split that are not in the training list. A prompt that
@@ -49,10 +52,10 @@ def validation_list(job: Job) -> ValidationList | None:
     Raises:
         RequestError: No problem is left, or a prompt does not fit.
     """
-    chosen, recipe = job.recipe.validate_, job.recipe
+    chosen = recipe.validate_
     if chosen.every == 0:
         return None
-    problems = _held_out(job)[: chosen.problems * chosen.batches]
+    problems = _held_out(recipe, task, trained)[: chosen.problems * chosen.batches]
     if not problems:
         split = chosen.split or "test"
         raise RequestError(
@@ -61,8 +64,8 @@ def validation_list(job: Job) -> ValidationList | None:
             hint="Name another validate.split, or set validate.every = 0.",
         )
     style = recipe.prompt.style or "base"
-    prompts = tuple(job.task.prompt(p, style, recipe.prompt.examples) for p in problems)
-    prompt_ids = tuple(job.sampler.tokenizer.encode(prompt) for prompt in prompts)
+    prompts = tuple(task.prompt(p, style, recipe.prompt.examples) for p in problems)
+    prompt_ids = tuple(tokenizer.encode(prompt) for prompt in prompts)
     if recipe.data.fail_on_prompt_too_long:
         fitting(
             {p.id: len(ids) for p, ids in zip(problems, prompt_ids, strict=True)},
@@ -114,10 +117,10 @@ def due(job: Job, held_out: ValidationList | None, finished_steps: int) -> dict[
     return {name.replace("validate/", "validate_before/"): value for name, value in found.items()}
 
 
-def _held_out(job: Job) -> list[Problem]:
-    trained = {problem.id for problem in job.data.problems} | set(job.data.left_out)
-    found = job.task.problems(job.recipe.validate_.split or "test")
-    return [problem for problem in found if problem.id not in trained]
+def _held_out(recipe: Recipe, task: Task, trained: TrainingList) -> list[Problem]:
+    known = {problem.id for problem in trained.problems} | set(trained.left_out)
+    found = task.problems(recipe.validate_.split or "test")
+    return [problem for problem in found if problem.id not in known]
 
 
 def _requests(job: Job, held_out: ValidationList, finished_steps: int) -> Sequence[Request]:
@@ -171,9 +174,7 @@ def _metrics(
     return {
         "validate/reward": float(scored_B.mean()) if scored_B.size else None,
         "validate/success": float(np.mean(scored_B >= threshold)) if scored_B.size else None,
-        "validate/flat_share": flat_share(
-            right_PS.mean(axis=1), group_size=job.recipe.train.group_size
-        ),
+        "validate/flat_share": _flat_share(job, right_PS),
         "validate/problems": len(held_out.data.problems),
         "validate/samples": int(reward_B.size),
         "validate/unscored": int(reward_B.size - scored_B.size),
@@ -182,3 +183,14 @@ def _metrics(
         "validate/shortened": shortened,
         "validate/without_room": without_room,
     }
+
+
+def _flat_share(job: Job, right_PS: np.ndarray) -> float | None:
+    """Expected share of training groups without signal; None where rates are too coarse.
+
+    With one sample every rate is 0 or 1 and every group would look flat.
+    """
+    size = job.recipe.train.group_size
+    if right_PS.size == 0 or right_PS.shape[1] < size:
+        return None
+    return flat_share(right_PS.mean(axis=1), group_size=size)
