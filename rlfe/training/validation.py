@@ -59,8 +59,7 @@ def validation_list(
     if not problems:
         split = chosen.split or "test"
         raise RequestError(
-            f'validate.split = "{split}" of task {job.task.name} has no problem that is not '
-            "trained on",
+            f'validate.split = "{split}" of task {task.name} has no problem that is not trained on',
             hint="Name another validate.split, or set validate.every = 0.",
         )
     style = recipe.prompt.style or "base"
