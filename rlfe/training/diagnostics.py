@@ -151,7 +151,7 @@ def by_success_count(
 
     "" also holds `wclip_common` and `common_mass` (9.3). Subsets without tokens are left out.
     """
-    masks = {bucket: np.isin(table.successes_T, list(_members(bucket))) for bucket in buckets}
+    masks = {bucket: _within(table.successes_T, bucket) for bucket in buckets}
     masks |= {f"k={k}": table.successes_T == k for k in range(group_size + 1)}
     clip = {"clip_low": clip_low, "clip_high": clip_high}
     total = subset_metrics(table, **clip)
@@ -191,7 +191,7 @@ def step_metrics(
         present = [found[subset] for found in each if subset in found]
         for name in dict.fromkeys(key for metrics in present for key in metrics):
             value = _merged(name, present)
-            if name == "groups":
+            if name == "groups" and len(tables) > 1:
                 value = _groups(tables, subset)
             flat[_key(name, subset)] = value
     return flat
@@ -348,6 +348,12 @@ def _members(bucket: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
+def _within(successes_T: np.ndarray, bucket: str) -> np.ndarray:
+    members = _members(bucket)
+    inside_T: np.ndarray = (successes_T >= members.start) & (successes_T < members.stop)
+    return inside_T
+
+
 def _merged(name: str, present: Sequence[Metrics]) -> Value:
     values = [(metrics[name], metrics["tokens"] or 0) for metrics in present if name in metrics]
     known = [(value, tokens) for value, tokens in values if value is not None]
@@ -361,7 +367,7 @@ def _groups(tables: Sequence[TokenTable], subset: str) -> int:
     k_T = np.concatenate([table.successes_T for table in tables])
     group_T = np.concatenate([table.group_T for table in tables])
     if subset:
-        group_T = group_T[np.isin(k_T, list(_members(subset.removeprefix("k="))))]
+        group_T = group_T[_within(k_T, subset.removeprefix("k="))]
     return int(np.unique(group_T).size)
 
 
