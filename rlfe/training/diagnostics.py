@@ -190,9 +190,10 @@ def step_metrics(
     for subset in dict.fromkeys(name for found in each for name in found):
         present = [found[subset] for found in each if subset in found]
         for name in dict.fromkeys(key for metrics in present for key in metrics):
-            value = _merged(name, present)
-            if name == "groups" and len(tables) > 1:
-                value = _groups(tables, subset)
+            if name == "groups" and len(tables) > 1:  # a group may be split over them
+                value: Value = _groups(tables, subset)
+            else:
+                value = present[0][name] if len(tables) == 1 else _merged(name, present)
             flat[_key(name, subset)] = value
     return flat
 
