@@ -240,6 +240,27 @@ def test_a_run_moved_elsewhere_keeps_its_samples(place: Path) -> None:
     assert "0 samples drawn" in result.stderr
 
 
+def test_shards_write_apart_and_a_call_without_shard_makes_the_tables_of_one_process(
+    place: Path,
+) -> None:
+    rlfe(*GLOB, "-n", "9")
+    tables = place / "runs/_tables"
+    whole = {file.name: file.read_bytes() for file in tables.iterdir()}
+    shutil.rmtree(tables)
+    shutil.rmtree(place / "runs" / CELL / "evals")
+    for part in ("1/2", "2/2"):
+        result = rlfe(*GLOB, "-n", "9", "--shard", part)
+        assert result.exit_code == 0, result.stderr
+        assert not tables.exists()
+    result = rlfe(*GLOB, "-n", "9")
+    assert "0 samples drawn, 0 judged, models loaded: 0" in result.stderr
+    assert {file.name: file.read_bytes() for file in tables.iterdir()} == whole
+    more = rlfe(*GLOB, "-n", "16", "--shard", "1/2")
+    assert f"{2 * 2 * 8} samples drawn" in more.stderr
+    wrong = rlfe(*GLOB, "--shard", "3/2")
+    assert (wrong.exit_code, '--shard "3/2"' in wrong.stderr) == (2, True)
+
+
 def test_samples_are_whole_and_readable(place: Path) -> None:
     rlfe(*GLOB)
     files = sorted((place / "runs" / CELL / "evals" / "gsm8k").rglob("*.zst"))

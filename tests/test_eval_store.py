@@ -59,6 +59,17 @@ def test_a_short_last_block_is_redone_whole_when_n_grows(tmp_path: Path) -> None
     assert ("p", 1) not in store.verdicts
 
 
+def test_a_short_block_in_one_file_never_hides_a_whole_one_in_another(tmp_path: Path) -> None:
+    for name, size in (("main.zst", 1), ("shard.zst", 8)):
+        with Store(tmp_path / name, "r").open(HEADER) as store:
+            store.add_block("p", 0, [Sample(name, "stop", 1)] * size)
+            store.add_verdicts({("p", 0): [RIGHT] * size})
+    for own, other in (("main.zst", "shard.zst"), ("shard.zst", "main.zst")):
+        store = Store.read(tmp_path / own, "r", texts=True, beside=[tmp_path / other])
+        assert store.blocks["p", 0] == [Sample("shard.zst", "stop", 1)] * 8
+        assert store.unjudged() == []
+
+
 def test_another_judging_rule_keeps_samples_and_drops_verdicts(tmp_path: Path) -> None:
     filled(tmp_path / "s.zst")
     store = Store.read(tmp_path / "s.zst", "rule v2")

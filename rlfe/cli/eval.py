@@ -106,6 +106,12 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     default=True,
     help="Go on with samples that are there, or drop them and start anew.",
 )
+@pages.option(
+    HOW,
+    "--shard",
+    metavar="I/K",
+    help="This process does part I of K of the problems; without it afterwards for the tables.",
+)
 @pages.runs_dir_option
 @pages.option(HOW, "--dry-run", is_flag=True, help="Say what is to do; load no model.")
 @pages.option(

@@ -35,13 +35,13 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
     """The whole command."""
     wanted = [conditions_of.parse(text) for text in options.conditions]
     listing, jobs = _jobs(options, environment)
-    _say_skipped(listing)
-    if not options.resume and not options.dry_run:
-        for job in jobs:
-            job.store_path.unlink(missing_ok=True)
     if options.dry_run:
         evaluation_output.dry_run(options, jobs)
         return
+    if not options.resume:
+        for job in jobs:
+            for path in (job.store_path, *(() if job.shard else job.beside)):
+                path.unlink(missing_ok=True)
     results, report, tier = _run(options, jobs)
     evaluation_output.show(options, results, report, tier)
     evaluation_output.settle(options, listing, results, report, wanted)
@@ -54,6 +54,7 @@ def _jobs(options: Options, environment: Mapping[str, str]) -> tuple[Listing, li
             hint="For instance: rlfe eval --ckpt-glob 'runs/*/global_step_*' --base",
         )
     listing = find(options.globs) if options.globs else Listing()
+    _say_skipped(listing)
     checkpoints = plan.chosen(listing.found, options.steps)
     flags = {"engine.sampler": options.engine}
     fallback = config.load(options.recipe, options.sets, environment, flags).recipe
@@ -191,8 +192,10 @@ class _Watch(Watch):
         item = tables.Scored(job=job, tally=counts_of(job, store))
         for warning in item.tally.warnings:
             output.warn(f"{job.target.text} {job.task.name}: {warning}")
-        rows = tables.score_rows(item, self._draws)
         self._results.scored.append(item)
+        if job.shard is not None:  # a part of the problems has no score
+            return
+        rows = tables.score_rows(item, self._draws)
         self._results.rows += rows
         merged = tables.write_tables(self._options.table_base, [item], rows)
         tables.write_tables(job.target.evals / "scores", [item], rows)

@@ -48,6 +48,7 @@ class Options:
     workers: int | None
     require_isolation: bool
     resume: bool
+    shard: str | None
     runs_dir: Path
     dry_run: bool
     table: Path | None
@@ -66,7 +67,11 @@ class Options:
         return self.plot or tables.beside(self.table_base, "_pass_at_k.png")
 
     def asked(self) -> plan.Asked:
-        return plan.Asked(tasks=self.tasks, flags={name: getattr(self, name) for name in OWN_FLAGS})
+        return plan.Asked(
+            tasks=self.tasks,
+            flags={name: getattr(self, name) for name in OWN_FLAGS},
+            shard=plan.parse_shard(self.shard) if self.shard else None,
+        )
 
 
 @dataclass(slots=True)
@@ -85,10 +90,19 @@ def show(options: Options, results: Results, report: Report, tier: Mapping[str, 
     if options.as_json:
         output.document(_document(options, results, report, tier))
         return
+    if options.shard is not None:
+        output.result(
+            f"shard {options.shard}: {sum(map(_samples, results.scored))} samples are there"
+        )
+        return
     columns, lines = table_lines(results.scored, results.rows, options.ks or ())
     output.table(columns, lines)
     output.note("pass@k in percent [95 % over problems, B = 10000]; cut, distinct: % of samples")
     output.note(f"Tables: {options.table_base}.csv, .parquet; plot: {options.plot_path}")
+
+
+def _samples(item: tables.Scored) -> int:
+    return item.tally.rates.samples
 
 
 def table_lines(
@@ -178,6 +192,11 @@ def settle(
     reasons += conditions_of.unmet(wanted, results.rows)
     if reasons:
         raise PartialError("\n".join(reasons), hint="Finished samples are kept; run it again.")
+    if options.shard is not None:
+        output.hint(
+            "When all shards are done, run the same command without --shard for the tables."
+        )
+        return
     runs = dict.fromkeys(i.job.target.path.parent for i in results.scored if i.job.target.step)
     if runs:
         names = " ".join(shlex.quote(str(run)) for run in runs)
@@ -187,7 +206,7 @@ def settle(
 def dry_run(options: Options, jobs: Sequence[Job]) -> None:
     lines = []
     for job in jobs:
-        store = Store.read(job.store_path, job.rule)
+        store = job.read()
         todo = sum(count for _, _, count in job.missing(store)) if options.resume else 0
         total = len(job.problems) * job.settings.n
         todo = todo if options.resume else total

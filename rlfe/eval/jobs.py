@@ -45,6 +45,18 @@ class Job:
     facts: Mapping[str, Any]
     store_path: Path
     recipe: Recipe
+    shard: tuple[int, int] | None = None
+
+    @property
+    def beside(self) -> tuple[Path, ...]:
+        """Files of the same evaluation that other shards, or the unsharded call, wrote."""
+        step = self.store_path.name.split(".")[0]
+        found = sorted(self.store_path.parent.glob(f"{step}.*jsonl.zst"))
+        return tuple(path for path in found if path != self.store_path)
+
+    def read(self, texts: bool = False) -> Store:
+        """All samples of this job that are on disk."""
+        return Store.read(self.store_path, self.rule, texts, self.beside)
 
     @property
     def ids(self) -> set[str]:
@@ -69,11 +81,17 @@ class Job:
 
 
 def make_job(
-    target: Target, task: Task, settings: Settings, recipe: Recipe, engine: Mapping[str, Any]
+    target: Target,
+    task: Task,
+    settings: Settings,
+    recipe: Recipe,
+    engine: Mapping[str, Any],
+    shard: tuple[int, int] | None = None,
 ) -> Job:
     """Plan one checkpoint on one task; loads problems, no model.
 
-    `recipe` says which engine samples and how; `engine` is what of it shapes a sample.
+    `recipe` says which engine samples and how; `engine` is what of it shapes a sample. `shard`
+    (i, k) takes problems i-1, i-1+k, ... only and writes a file of its own.
 
     Raises:
         RequestError: an unknown example id, or a limit above the task's size.
@@ -87,13 +105,16 @@ def make_job(
     prompts = tuple(task.prompt(p, settings.style, settings.examples) for p in everything)
     facts = sample_facts(settings, prompts, data_sha256=task.data_sha256(), engine=engine)
     folder = target.evals / task.name / sample_key(facts)
+    start, stride = (shard[0] - 1, shard[1]) if shard else (0, 1)
+    part = f"shard{shard[0]}of{shard[1]}." if shard else ""
     return Job(
         target=target,
         task=task,
         settings=settings,
-        problems=everything[: settings.limit],
-        prompts=prompts[: settings.limit],
+        problems=everything[: settings.limit][start::stride],
+        prompts=prompts[: settings.limit][start::stride],
         facts=facts,
-        store_path=folder / f"step_{target.step:06d}.jsonl.zst",
+        store_path=folder / f"step_{target.step:06d}.{part}jsonl.zst",
         recipe=recipe,
+        shard=shard,
     )

@@ -49,6 +49,19 @@ class Asked:
 
     tasks: tuple[str, ...]
     flags: Mapping[str, Any]
+    shard: tuple[int, int] | None = None
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`"2/4"` -> (2, 4): the second of four parts.
+
+    Raises:
+        RequestError: Not of that form, or i outside 1..k.
+    """
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise RequestError(f'--shard "{text}" is no part', hint="Write --shard 1/4 to 4/4.")
+    return int(match[1]), int(match[2])
 
 
 def parse_steps(text: str) -> tuple[frozenset[int], bool]:
@@ -191,7 +204,9 @@ def plan_jobs(
             )
             kin = runs[0].recipe if runs and not subject.has_run else subject.recipe
             task = task_of(name, subject)
-            jobs.append(make_job(subject.target, task, settings, kin, engine_facts(kin)))
+            jobs.append(
+                make_job(subject.target, task, settings, kin, engine_facts(kin), asked.shard)
+            )
     return jobs
 
 

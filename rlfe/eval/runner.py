@@ -8,7 +8,8 @@ evaluation incomplete. Not here: where checkpoints come from (`plan.py`), tables
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rlfe.eval.samplers import Samplers, tokenizer_hash
 from rlfe.eval.settings import budget, request_sampling
 from rlfe.eval.store import Sample, Store
 from rlfe.randomness import derive
+from rlfe.rundir import write_text
 from rlfe.types import Request
 
 
@@ -55,7 +57,10 @@ def run_jobs(
     for job in jobs:
         path = job.target.path
         hashes[path] = hashes.get(path) or weights(path)
-        with Store(job.store_path, job.rule).open(_header(job, hashes[path])) as store:
+        with Store(job.store_path, job.rule, beside=job.beside).open(
+            _header(job, hashes[path])
+        ) as store:
+            write_text(job.store_path.parent / "settings.json", _readable(job.facts))
             missing = job.missing(store)
             watch.started(job, sum(count for _, _, count in missing))
             unjudged = [key for key in store.unjudged() if key[0] in job.ids]
@@ -68,6 +73,10 @@ def run_jobs(
             watch.finished(job, store)
     report.loads, report.engines = samplers.loads, samplers.engines
     return report
+
+
+def _readable(facts: Mapping[str, Any]) -> str:
+    return json.dumps(facts, indent=1, sort_keys=True) + "\n"
 
 
 def _header(job: Job, weights: str) -> dict[str, Any]:

@@ -53,13 +53,18 @@ class Judged(NamedTuple):
 class Store:
     """Samples and verdicts in memory, and the file that they are appended to.
 
+    `beside` are files of the same evaluation that other processes wrote (`--shard`): their blocks
+    count as there, and are read only.
+
     `verdicts` are those of `rule`. Once a block is judged its texts are kept as digests only
     (60,000 replies are 90 MB), unless `texts` is true. Use as a context manager to write (the
     file is locked, threads may share it), or `Store.read(path, rule)` to look.
     """
 
-    def __init__(self, path: Path, rule: str, texts: bool = False) -> None:
-        self.path, self.rule, self.texts = path, rule, texts
+    def __init__(
+        self, path: Path, rule: str, texts: bool = False, beside: Sequence[Path] = ()
+    ) -> None:
+        self.path, self.rule, self.texts, self.beside = path, rule, texts, tuple(beside)
         self.header: Mapping[str, Any] | None = None
         self.blocks: dict[BlockKey, list[Sample]] = {}
         self.verdicts: dict[BlockKey, list[Judged]] = {}
@@ -67,9 +72,9 @@ class Store:
         self._write_lock = threading.Lock()
 
     @classmethod
-    def read(cls, path: Path, rule: str, texts: bool = False) -> Store:
-        """What the file holds (nothing if there is none); a cut last frame is left out."""
-        store = cls(path, rule, texts)
+    def read(cls, path: Path, rule: str, texts: bool = False, beside: Sequence[Path] = ()) -> Store:
+        """What the files hold (nothing if there are none); a cut last frame is left out."""
+        store = cls(path, rule, texts, beside)
         store._load()
         return store
 
@@ -84,8 +89,11 @@ class Store:
         self._file = self.path.open("ab", buffering=0)
         try:
             _lock(self._file, self.path)
-            self._file.truncate(self._load())
-            self._claim({"kind": "header", "schema": SCHEMA, **header})
+            whole = {"kind": "header", "schema": SCHEMA, **header}
+            self._file.truncate(self._load(whole))
+            if self.header is None:
+                self._append([whole])
+                self.header = whole
         except BaseException:
             self.close()
             raise
@@ -129,19 +137,6 @@ class Store:
         """Blocks without a verdict for every sample, in the order they were written."""
         return [k for k, s in self.blocks.items() if len(self.verdicts.get(k, ())) != len(s)]
 
-    def _claim(self, header: Mapping[str, Any]) -> None:
-        if self.header is None:
-            self._append([header])
-            self.header = header
-            return
-        for name, value in header.items():
-            if self.header.get(name) != value:
-                raise RequestError(
-                    f"{self.path} holds samples of another {name}: {self.header.get(name)} there, "
-                    f"{value} here",
-                    hint="Start anew with --fresh, or evaluate into another --runs-dir.",
-                )
-
     def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         assert self._file is not None, "the store is not open for writing"
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
@@ -156,15 +151,20 @@ class Store:
                 self._file.truncate(start)
                 raise disk_error(error, self.path, "Every finished block is kept.") from error
 
-    def _load(self) -> int:
-        """Read every whole frame; returns the offset behind the last one."""
-        self.header, self.blocks, self.verdicts, good = None, {}, {}, 0
-        if not self.path.exists():
-            return 0
-        for text, end in frames(self.path):
-            for line in text.splitlines():
-                self._take(json.loads(line))
-            good = end
+    def _load(self, header: Mapping[str, Any] | None = None) -> int:
+        """Read every whole frame of all files; returns the offset behind the own file's last one.
+
+        `header` is what the files have to say they hold; None: not checked.
+        """
+        self.blocks, self.verdicts, good = {}, {}, 0
+        for path in (*self.beside, self.path):
+            self.header, good = None, 0
+            for text, end in frames(path) if path.exists() else ():
+                for line in text.splitlines():
+                    self._take(json.loads(line))
+                good = end
+            if header is not None and self.header is not None:
+                check_same(path, self.header, header)
         return good
 
     def _take(self, line: Mapping[str, Any]) -> None:
@@ -178,14 +178,27 @@ class Store:
             self._take_verdicts((line["p"], line["b"]), [Judged(*row) for row in line["v"]])
 
     def _take_block(self, key: BlockKey, samples: list[Sample]) -> None:
-        self.blocks[key] = samples
-        self.verdicts.pop(key, None)
+        if len(self.blocks.get(key, ())) <= len(samples):  # a whole block is never given back
+            self.blocks[key] = samples
+            self.verdicts.pop(key, None)
 
     def _take_verdicts(self, key: BlockKey, verdicts: list[Judged]) -> None:
+        samples = self.blocks.get(key, [])
+        if len(samples) != len(verdicts):
+            return  # of a short block that a whole one has superseded
         self.verdicts[key] = verdicts
         if not self.texts:
-            samples = self.blocks.get(key, [])
             self.blocks[key] = [Sample(text_hash(s.text), s.finish, s.tokens) for s in samples]
+
+
+def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse samples of other weights, tokenizer files or settings; RequestError says which."""
+    for name, value in here.items():
+        if there.get(name) != value:
+            raise RequestError(
+                f"{path} holds samples of another {name}: {there.get(name)} there, {value} here",
+                hint="Start anew with --fresh, or evaluate into another --runs-dir.",
+            )
 
 
 def frames(path: Path) -> Iterator[tuple[str, int]]:
