@@ -6,12 +6,16 @@ by `rlfe.eval`, the card by `rlfe.hub.card`. Try: `rlfe card runs/* --repo my-or
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
+
+import click
 
 from rlfe import records
+from rlfe.cli import help as pages
 from rlfe.errors import RequestError, RlfeError
 from rlfe.hub import card, metadata
 from rlfe.hub.cache import Cache
@@ -22,7 +26,9 @@ from rlfe.hub.evaluations import Results, find_tables, read_tables
 from rlfe.hub.material import Material, Plot
 from rlfe.hub.paths import run_folder
 from rlfe.hub.series import read_cell
+from rlfe.hub_calls import Patience
 
+F = TypeVar("F", bound=Callable[..., Any])
 PLOT = "plots/pass_at_k.png"
 TABLE = "evals/scores"
 
@@ -57,6 +63,34 @@ class Stated:
         if self.license == "other" and not self.license_name:
             raise RequestError("--license other needs --license-name", hint="And --license-link.")
         return License(self.license, self.license_name or "", self.license_link or "")
+
+
+def card_options(function: F) -> F:
+    """Adds the options of `Stated`, passed to the command as `stated`."""
+
+    @functools.wraps(function)
+    def with_stated(
+        *args: Any, license_id: str | None, license_name: str | None, license_link: str | None,
+        base_model: str | None, tables: tuple[Path, ...], **others: Any,
+    ) -> Any:  # fmt: skip
+        stated = Stated(
+            license=license_id, license_name=license_name, license_link=license_link,
+            base_model=base_model, tables=tables,
+        )  # fmt: skip
+        return function(*args, stated=stated, **others)
+
+    wrapped: Any = with_stated
+    file = click.Path(exists=True, dir_okay=False, path_type=Path)
+    table = "Evaluation table (CSV, Parquet); default: those beside the runs."
+    for option in (
+        pages.option("Card", "--table", "tables", multiple=True, type=file, help=table),
+        pages.option("Card", "--base-model", metavar="ID", help="Hub id of the base model."),
+        pages.option("Card", "--license-link", metavar="URL", help="Link to a license `other`."),
+        pages.option("Card", "--license-name", metavar="NAME", help="Name of a license `other`."),
+        pages.option("Card", "--license", "license_id", metavar="ID", help="License of the runs."),
+    ):
+        wrapped = option(wrapped)
+    return cast(F, wrapped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +219,7 @@ def hub_base_card(name: str) -> str | None:
     cached = no_base_card(name)
     if cached is not None:
         return cached
-    client = Client(name, tries=1)
+    client = Client(name, patience=Patience(tries=1))
     try:
         return client.text("README.md") if client.facts() else None
     except RlfeError:  # gated, offline, gone: the license is then unknown, and that is said

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from rlfe.cli import help as pages
-from rlfe.cli.publication import Stated
+from rlfe.cli.publication import Stated, card_options
 from rlfe.cli.pushing import Push, Request
 from rlfe.errors import RequestError
 from rlfe.hub.contents import RECORD_FOLDERS
@@ -50,15 +50,7 @@ from rlfe.hub.paths import check_repo_id
 @pages.option("What", "--card/--no-card", "with_card", default=True, help="Write the model card.")
 @pages.option("What", "--card-only", is_flag=True, help="Send the card and tables only.")
 @pages.option("What", "--prune", is_flag=True, help="Delete files that exist only there.")
-@pages.option("Card", "--license", "license_id", metavar="ID", help="License of the checkpoints.")
-@pages.option("Card", "--license-name", metavar="NAME", help="Name of a license `other`.")
-@pages.option("Card", "--license-link", metavar="URL", help="Link to a license `other`.")
-@pages.option("Card", "--base-model", metavar="ID", help="Hub id of the base model.")
-@pages.option(
-    "Card", "--table", "tables", multiple=True,
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Evaluation table (CSV, Parquet); default: those beside the runs.",
-)  # fmt: skip
+@card_options
 @pages.option(
     "How", "--checkpoints-per-commit", "per_commit", type=click.IntRange(min=1), default=1,
     help="Checkpoints in one commit (the Hub takes 128 commits an hour).",
@@ -73,15 +65,10 @@ from rlfe.hub.paths import check_repo_id
 def command(
     runs: tuple[str, ...], repo: str | None, to_folder: Path | None, private: bool, revision: str,
     tag: str | None, steps: str | None, exclude: str, with_card: bool, card_only: bool,
-    prune: bool, license_id: str | None, license_name: str | None, license_link: str | None,
-    base_model: str | None, tables: tuple[Path, ...], per_commit: int, verify: bool, wait: bool,
-    dry_run: bool, yes: bool, as_json: bool,
+    prune: bool, stated: Stated, per_commit: int, verify: bool, wait: bool, dry_run: bool,
+    yes: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Publish runs: prints the plan and the card, and with --yes sends them."""
-    stated = Stated(
-        license=license_id, license_name=license_name, license_link=license_link,
-        base_model=base_model, tables=tables,
-    )  # fmt: skip
     request = Request(
         runs=runs, repo=repo, to_folder=to_folder, private=private, revision=revision, steps=steps,
         exclude=_excluded(exclude), per_commit=per_commit, with_card=with_card,

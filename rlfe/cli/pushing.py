@@ -34,8 +34,9 @@ from rlfe.hub.publish import Documents, manifest_entries, publish_documents
 from rlfe.hub.target import UNKNOWN, Look, look_in_folder, look_on_hub
 from rlfe.hub.upload import Sent, Uploader
 from rlfe.hub.verify import verify, write_receipts
+from rlfe.hub_calls import TRIES, Patience
 
-DRY_TRIES, TRIES = 2, 5  # nobody waits long for a dry run
+DRY_TRIES = 2  # nobody waits long for a dry run
 PLACEHOLDER_REPO = "ORG/NAME"  # in the card of a folder: the repository it may go to one day
 
 
@@ -95,10 +96,10 @@ class Push:
         self.client: Client | None = None
         if request.repo is not None:
             quiet_client()
-            self.client = Client(
-                request.repo, revision=request.revision, say=output.note,
-                wait_for_quota=request.wait, tries=TRIES if request.yes else DRY_TRIES,
-            )  # fmt: skip
+            patience = Patience(
+                tries=TRIES if request.yes else DRY_TRIES, for_quota=request.wait, say=output.note
+            )
+            self.client = Client(request.repo, revision=request.revision, patience=patience)
 
     def run(self) -> int:
         """All stages; returns the exit code."""

@@ -28,7 +28,7 @@ def score_table(material: Material, task: str, settings: str) -> dict[str, Any]:
     return {
         "task": task, "ks": ks, "rows": [_score_row(p, results, ks, names) for p in shown],
         "protocol": protocol(material, task, settings),
-        "caption": f"pass@k in percent, [95 % {results.intervals[task, settings] or 'no interval'}]. "
+        "caption": f"pass@k in percent, [95 % {results.intervals[task, settings] or 'none'}]. "
         "Base, best, last and every 100th step; all steps are in `evals/`.",
     }  # fmt: skip
 

@@ -9,17 +9,13 @@ files looks at the tree before trying again (`rlfe.hub.upload`). The token is fo
 from __future__ import annotations
 
 import difflib
-import itertools
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from rlfe.errors import NotAllowedError, NotFoundError
-from rlfe.hub.errors import LOGIN, Context, Failure, is_from_client, translate
 from rlfe.hub.plan import RemoteFile
+from rlfe.hub_calls import LOGIN, Context, Patience, patiently
 
-TRIES = 5
-FIRST_WAIT_SECONDS = 0.5  # doubled after each try
 PUBLIC_ENDPOINT = "https://huggingface.co"
 Result = TypeVar("Result")
 
@@ -37,10 +33,7 @@ class Client:
     Args:
         repo_id: "org/name", checked before.
         revision: Branch to read and write.
-        say: Gets one line for every wait (a countdown in words).
-        wait_for_quota: Also wait for the hourly commit limit.
-        tries: How often a call is tried in all.
-        sleep: Waits; another one in tests.
+        patience: How long calls are tried.
     """
 
     def __init__(
@@ -48,22 +41,14 @@ class Client:
         repo_id: str,
         *,
         revision: str = "main",
-        say: Callable[[str], None] = lambda text: None,
-        wait_for_quota: bool = False,
-        tries: int = TRIES,
-        sleep: Callable[[float], None] = time.sleep,
+        patience: Patience = Patience(),  # noqa: B008 - frozen
     ) -> None:
         from huggingface_hub import HfApi
 
         self.api = HfApi(library_name="rlfe")
         self.repo_id, self.revision = repo_id, revision
-        self.say, self.sleep, self.tries = say, sleep, tries
-        self.wait_for_quota = wait_for_quota
+        self.patience = patience
         self.user = ""
-
-    @property
-    def context(self) -> Context:
-        return Context(repo_id=self.repo_id, account=self.user)
 
     def call(
         self,
@@ -71,32 +56,9 @@ class Client:
         *,
         landed: Callable[[], Result | None] = lambda: None,
     ) -> Result:
-        """`make()`, tried again after 429, 5xx, time-outs and broken connections.
-
-        `landed` is asked before another try whether the call succeeded in spite of the error.
-        Raises the `RlfeError` that fits (docs/hub.md 3), or `ConflictError` for a 412.
-        """
-        for number in itertools.count(1):
-            try:
-                return make()
-            except Exception as error:
-                if not is_from_client(error):
-                    raise
-                failure = translate(error, self.context)
-                found = landed() if failure.wait_seconds is not None else None
-                if found is not None:
-                    return found
-                self._pause(failure, number, error)
-        raise AssertionError("unreachable: the last failure raises")
-
-    def _pause(self, failure: Failure, number: int, cause: Exception) -> None:
-        patient = failure.is_quota and self.wait_for_quota
-        last = number >= self.tries and not patient
-        if failure.wait_seconds is None or last or (failure.is_quota and not patient):
-            raise failure.error from cause
-        seconds = max(failure.wait_seconds, FIRST_WAIT_SECONDS * 2 ** (number - 1))
-        self.say(f"{failure.error.args[0]}; trying again in {seconds:.0f} s")
-        self.sleep(seconds)
+        """`make()` with our patience (`rlfe.hub_calls.patiently`)."""
+        context = Context(repo_id=self.repo_id, account=self.user)
+        return patiently(make, context, self.patience, landed=landed)
 
     # -- looking -------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ class Kind(StrEnum):
 class Entry:
     """One file on disk; size and time are those of a link's target.
 
-    `Entry(path=Path("..."), parts=("global_step_30", "config.json"), size=600, mtime_ns=1, inode=7)`
+    `Entry(path=Path("x/config.toml"), parts=("config.toml",), size=600, mtime_ns=1, inode=7)`
     """
 
     path: Path

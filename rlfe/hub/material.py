@@ -45,7 +45,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """A picture in the repository. `Plot(path="plots/pass_at_1.png", caption="pass@1 over steps")`"""
+    """A picture. `Plot(path="plots/pass_at_k.png", caption="pass@k over steps")`"""
 
     path: str
     caption: str

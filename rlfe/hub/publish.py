@@ -16,9 +16,9 @@ from typing import Any
 from rlfe.errors import RlfeError
 from rlfe.hub.cache import Cache, hash_chunks
 from rlfe.hub.client import Client
-from rlfe.hub.errors import ConflictError
 from rlfe.hub.plan import Plan, RemoteFile
 from rlfe.hub.upload import Sent, send_operations, with_hashes
+from rlfe.hub_calls import ConflictError
 
 CARD = "README.md"
 MANIFEST = "manifest.json"
@@ -74,8 +74,8 @@ def publish_documents(
 ) -> Sent | None:
     """One commit for card, manifest, tables and plots; None when all of it is there already.
 
-    Without documents only deletions are committed. `delete` removes files that exist only in the repository (`--prune`).
-    Raises `RlfeError` when others commit all the time.
+    Without documents only deletions are committed. `delete` removes files that exist only in the
+    repository (`--prune`). Raises `RlfeError` when others commit all the time.
     """
     if documents is None and not delete:
         return None
@@ -91,7 +91,7 @@ def publish_documents(
         try:
             oid = send_operations(client, fresh, title, delete=delete, parent=parent)
         except ConflictError:
-            client.say("somebody else committed; reading the card again")
+            client.patience.say("somebody else committed; reading the card again")
             continue
         size = sum(len(data) for data in fresh.values())
         return Sent(

@@ -33,9 +33,10 @@ class Look:
 UNKNOWN = Look(files=None)
 
 
-def look_on_hub(client: Client, cells: Iterable[str]) -> Look:
-    """Account, repository, one tree listing per cell, and the card."""
-    client.account()
+def look_on_hub(client: Client, cells: Iterable[str], *, anonymous: bool = False) -> Look:
+    """Account (unless `anonymous`), repository, one tree listing per cell, and the card."""
+    if not anonymous:
+        client.account()
     facts = client.facts()
     if facts is None:
         return Look()

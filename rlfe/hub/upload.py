@@ -120,7 +120,7 @@ class Uploader:
             )  # fmt: skip
 
     def _landed(self, items: Sequence[Item]) -> str | None:
-        """Commit id when every file is there as it should be: the failed commit landed after all."""
+        """Commit id when every file is there as it should be: a failed commit landed after all."""
         cells = {item.remote.split("/")[0] for item in items}
         there = {path: file for cell in cells for path, file in self.client.files(cell).items()}
         return self.client.head() if not differing(items, there) else None

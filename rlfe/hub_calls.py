@@ -1,16 +1,22 @@
-"""What the client's exceptions mean to a user: one sentence, one exit code (docs/hub.md 3).
+"""Calls to the Hub with our patience, and what failures mean to a user (docs/hub.md 3).
+
+`patiently` tries again after 429, 5xx, time-outs and broken connections; `translate` gives each
+exception of the client one sentence and one exit code.
 
 The client raises `httpx` errors in 1.x and `httpx2` ones in 2.x, and its xet part the builtin
 `ConnectionError`, so transport errors are known by their module's root and neither library is
-imported. Try: `translate(error, Context(repo_id="org/x"))`.
+imported. Try: `patiently(api.whoami, Context())`.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rlfe.errors import (
     NetworkError,
@@ -23,15 +29,30 @@ from rlfe.errors import (
 
 TRANSPORT = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "ssl")
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token with write access."
+TRIES = 5
+FIRST_WAIT_SECONDS = 0.5  # doubled after each try
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a call is tried. `say` gets a line for every wait; `sleep` waits.
+
+    `for_quota`: also wait for the hourly commit limit.
+    """
+
+    tries: int = TRIES
+    for_quota: bool = False
+    say: Callable[[str], None] = lambda text: None
+    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Who does what where, for the message. `Context(repo_id="org/x", account="alice")`"""
+    """Who and where, for the message. `Context(repo_id="org/x", account="alice")`"""
 
     repo_id: str = ""
     account: str = ""
-    action: str = ""
 
 
 class ConflictError(Exception):
@@ -48,6 +69,42 @@ class Failure:
     error: Exception
     wait_seconds: float | None = None
     is_quota: bool = False
+
+
+def patiently(
+    make: Callable[[], Result],
+    context: Context,
+    patience: Patience = Patience(),
+    *,
+    landed: Callable[[], Result | None] = lambda: None,
+) -> Result:
+    """`make()`, tried again as long as that can help.
+
+    `landed` is asked before another try whether the call succeeded in spite of the error.
+    Raises the `RlfeError` that fits, or `ConflictError` for a 412.
+    """
+    for number in itertools.count(1):
+        try:
+            return make()
+        except Exception as error:
+            if not is_from_client(error):
+                raise
+            failure = translate(error, context)
+            found = landed() if failure.wait_seconds is not None else None
+            if found is not None:
+                return found
+            _pause(failure, number, error, patience)
+    raise AssertionError("unreachable: the last failure raises")
+
+
+def _pause(failure: Failure, number: int, cause: Exception, patience: Patience) -> None:
+    waits = failure.is_quota and patience.for_quota
+    last = number >= patience.tries and not waits
+    if failure.wait_seconds is None or last or (failure.is_quota and not waits):
+        raise failure.error from cause
+    seconds = max(failure.wait_seconds, FIRST_WAIT_SECONDS * 2 ** (number - 1))
+    patience.say(f"{failure.error.args[0]}; trying again in {seconds:.0f} s")
+    patience.sleep(seconds)
 
 
 def is_from_client(error: BaseException) -> bool:
