@@ -181,8 +181,12 @@ def test_optimiser_steps_merge_as_token_weighted_means_and_sums():
     first, second = table.where(np.arange(90) < 60), table.where(np.arange(90) >= 60)
     merged = step_metrics([first, second], **EIGHT)
     whole = step_metrics([table], **EIGHT)
-    for name in ("clip/tokens", "clip/adv_mass", "clip/clip_mass", "clip/groups", "clip/groups/1"):
+    for name in (
+        "clip/tokens", "clip/adv_mass", "clip/clip_mass", "clip/groups", "clip/groups/1",
+        "clip/adv_share", "clip/adv_share/3-5", "clip/adv_share/k=4",
+    ):  # fmt: skip
         assert merged.get(name) == pytest.approx(whole.get(name)), name
+    assert sum(merged.get(f"clip/adv_share/{b}", 0) for b in DEFAULT_BUCKETS) == pytest.approx(1)
     for name in ("clip/clip_raw", "kl/k1", "kl/k2", "kl/k3", "clip/clip_active/3-5"):
         assert merged[name] == pytest.approx(whole[name]), name
 

@@ -180,7 +180,8 @@ def step_metrics(
 ) -> Metrics:
     """Flat metrics of one training step from the tables of its optimiser steps.
 
-    Token-weighted means over optimiser steps; counts and masses are sums; groups are counted once.
+    Token-weighted means over optimiser steps; counts and masses are sums, `adv_share` is that of
+    the sums, groups are counted once.
     """
     clip = {"clip_low": clip_low, "clip_high": clip_high}
     each = [
@@ -195,6 +196,9 @@ def step_metrics(
             else:
                 value = present[0][name] if len(tables) == 1 else _merged(name, present)
             flat[_key(name, subset)] = value
+        if len(tables) > 1 and "adv_share" in present[0]:  # shares of the sums add up to 1
+            mass, total = flat[_key("adv_mass", subset)] or 0.0, flat["clip/adv_mass"]
+            flat[_key("adv_share", subset)] = mass / total if total else None
     return flat
 
 
