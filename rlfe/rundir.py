@@ -63,7 +63,7 @@ def disk_error(error: BaseException, path: Path, kept: str) -> RlfeError:
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file: beside, to the disk, renamed. RlfeError if the disk is full."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.partial")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         with beside.open("wb") as file:
             file.write(data)
@@ -132,7 +132,7 @@ def _sync(folder: Path) -> None:
     """Bring every file below to the disk: a rename may otherwise reach it before the data."""
     for file in folder.rglob("*"):
         if file.is_file() and not file.is_symlink():
-            with file.open("rb+") as opened:
+            with file.open("rb+" if os.name == "nt" else "rb") as opened:
                 os.fsync(opened.fileno())
 
 
@@ -188,14 +188,21 @@ class RunDir:
             RequestError: The folder exists and neither resume nor overwrite is given, holds
                 something else than a run, or was started with other settings.
         """
-        if self.path.exists() and any(self.path.iterdir()):
-            if resume:
-                self._check_resume(recipe)
-                settle(self.state)
-                return True
-            self._check_overwrite(overwrite)
+        if self.check(recipe, overwrite=overwrite, resume=resume):
+            settle(self.state)
+            return True
         with new_folder(self.path) as folder:
             self._write_head(folder, recipe, origins, data_hashes or {})
+        return False
+
+    def check(self, recipe: Recipe, *, overwrite: bool = False, resume: bool = False) -> bool:
+        """The refusals of `create`, writing nothing. True: an earlier run goes on."""
+        if not self.path.exists() or not any(self.path.iterdir()):
+            return False
+        if resume:
+            self._check_resume(recipe)
+            return True
+        self._check_overwrite(overwrite)
         return False
 
     def _write_head(

@@ -1,0 +1,293 @@
+"""`rlfe train`: resolve a recipe, refuse what cannot work, train, say what came out.
+
+Two hops from here to a formula: `rlfe.training.loop.train`. Not here: anything that is computed.
+Try: `rlfe train --recipe tiny --dry-run`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rlfe import config
+from rlfe.cli import help as pages
+from rlfe.cli import output
+from rlfe.errors import PartialError, RequestError
+from rlfe.naming import cell_of, format_cell
+from rlfe.rundir import RunDir
+
+if TYPE_CHECKING:
+    from rlfe.training.job import Job
+    from rlfe.training.loop import Ending
+    from rlfe.types import StepRecord
+
+WHAT, WHERE, HOW = "What to run", "Where", "How"
+INTERRUPTED = 130
+
+
+@click.command(
+    "train",
+    cls=pages.Command,
+    examples=[
+        "rlfe train --recipe tiny --dry-run",
+        "rlfe train --recipe tiny --set model.path=models/smollm2",
+        "rlfe train --recipe lr-ladder --set optim.lr=6e-6 --set replay.strategy=hard_cooldown",
+        "rlfe train --recipe tiny --resume",
+    ],
+)
+@pages.recipe_options
+@pages.option(WHAT, "--name", metavar="NAME", help="Run folder's name; default: from the settings.")
+@pages.runs_dir_option
+@pages.option(
+    WHERE,
+    "--engine",
+    type=click.Choice(["transformers", "vllm", "tinker", "fake"]),
+    help="What samples and learns; default: the recipe's.",
+)
+@pages.option(HOW, "--resume", is_flag=True, help="Go on with the run in that folder.")
+@pages.option(HOW, "--overwrite", is_flag=True, help="Replace the run in that folder.")
+@pages.option(
+    HOW,
+    "--require-isolation",
+    is_flag=True,
+    help="Refuse to judge where programs can reach files or the network.",
+)
+@pages.option(HOW, "--dry-run", is_flag=True, help="Say what would happen; write nothing.")
+@pages.option(HOW, "--seed", type=click.IntRange(min=0), metavar="N", help="Sets run.seed.")
+@pages.json_option
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> int:
+    """Train one cell: GRPO from a recipe, with or without replay.
+
+    The run folder holds config, metrics, rollouts, checkpoints and the state to resume from.
+    Ctrl-C ends the running step and saves; a second one stops at once.
+    """
+    resolved = _resolved(ctx, options)
+    run = RunDir(options["runs_dir"] / (options["name"] or format_cell(cell_of(resolved.recipe))))
+    if options["dry_run"]:
+        _show_plan(resolved, run, options)
+        return 0
+    if options["resume"] and options["overwrite"]:
+        raise RequestError("--resume and --overwrite exclude each other", hint="Give one of them.")
+    run.check(resolved.recipe, overwrite=options["overwrite"], resume=options["resume"])
+    ending = _train(resolved, run, options)
+    return _report(run, ending, resolved, options)
+
+
+def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved:
+    """The configuration, checked for what may not stand together.
+
+    Raises:
+        RequestError: Nothing to run was named, or the recipe is a whole sweep.
+    """
+    if not options["recipe"] and not options["sets"]:
+        names = ", ".join(config.shipped())
+        raise RequestError("no recipe given", hint=f"Give --recipe NAME or FILE; shipped: {names}.")
+    sampler = options["engine"]
+    flags = {
+        "engine.sampler": sampler,
+        "engine.learner": "transformers" if sampler == "vllm" else sampler,
+        "run.seed": options["seed"],
+    }
+    resolved = config.load(options["recipe"], options["sets"], pages.environment(ctx), flags)
+    config.check(resolved.recipe, training=True)
+    varied = [key for key in _varied(resolved) if resolved.origins.get(key) != "--set"]
+    if varied:
+        raise RequestError(
+            f"the recipe varies {', '.join(varied)}: it is a sweep, not one run",
+            hint="Run all cells with rlfe sweep, or fix each of these with --set.",
+        )
+    return resolved
+
+
+def _varied(resolved: config.Resolved) -> list[str]:
+    """Keys that the recipe's matrix varies."""
+    found: dict[str, None] = {}
+    for name, entries in resolved.recipe.matrix.items():
+        for entry in entries:
+            found |= dict.fromkeys(entry if isinstance(entry, Mapping) else (name,))
+    return list(found)
+
+
+def _show_plan(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any]) -> None:
+    from rlfe.cli.training_plan import plan
+
+    made = plan(resolved, run, real_command(options))
+    if options["as_json"]:
+        output.document(made.document())
+        return
+    output.table(("key", "value", "origin"), made.settings)
+    for line in made.lines:
+        output.result(line)
+    for text in made.warnings:
+        output.warn(text)
+    output.result(made.command)
+
+
+def real_command(options: Mapping[str, Any]) -> str:
+    """The command that was asked for, without --dry-run, to copy."""
+    words = ["rlfe", "train"]
+    for name in options["recipe"]:
+        words += ["--recipe", name]
+    for text in options["sets"]:
+        words += ["--set", text]
+    for flag in ("name", "engine", "seed"):
+        if options[flag] is not None:
+            words += [f"--{flag}", str(options[flag])]
+    if options["runs_dir"] != Path("runs"):
+        words += ["--runs-dir", str(options["runs_dir"])]
+    for flag in ("resume", "overwrite", "require_isolation"):
+        if options[flag]:
+            words.append("--" + flag.replace("_", "-"))
+    return shlex.join(words)
+
+
+def _train(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any]) -> Ending:
+    from rlfe.sandbox.pool import Judge
+    from rlfe.training.loop import train
+
+    recipe = resolved.recipe
+    output.note(f"{run.path}: {recipe.train.steps} steps, engine {recipe.engine.sampler}")
+    with Judge(require_isolation=options["require_isolation"]) as judge:
+        job = _job(resolved, run, options, judge)
+        label = f"training {run.name}"
+        with output.progress(label, recipe.train.steps) as bar, _watched(job, bar):
+            return train(job)
+
+
+def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], judge: Any) -> Job:
+    """Everything that can be refused is refused before the model is loaded."""
+    from rlfe.engines import check_engines, computes_in_float32, make_engines, make_tokenizer
+    from rlfe.tasks import get
+    from rlfe.training.checks import check
+    from rlfe.training.job import Job, training_list
+    from rlfe.training.replay import check_feasible
+    from rlfe.training.state import replay_settings
+    from rlfe.training.validation import validation_list
+
+    recipe = resolved.recipe
+    check_engines(recipe)
+    for text in check(recipe):
+        output.warn(text)
+    task = get(
+        recipe.task.name,
+        recipe.task.module,
+        mode=recipe.reward.mode,
+        cpu_seconds=recipe.reward.timeout_seconds,
+        fraction=recipe.reward.kind == "fraction",
+    )
+    tokenizer = make_tokenizer(recipe)
+    data = training_list(recipe, task, tokenizer)
+    validation_list(recipe, task, tokenizer, data)  # refuses what does not fit
+    check_feasible(replay_settings(recipe), problems=len(data.problems))
+    sampler, learner = make_engines(recipe)
+    hashes = {task.name: task.data_sha256()}
+    again = run.create(
+        recipe, resolved.origins, options["overwrite"], options["resume"], data_hashes=hashes
+    )
+    return Job(
+        recipe=recipe,
+        run=run,
+        task=task,
+        data=data,
+        sampler=sampler,
+        learner=learner,
+        judge=judge,
+        float32=computes_in_float32(recipe),
+        resume=again,
+    )
+
+
+class Screen:
+    """Shows each step, and remembers that the user wants to stop. `Screen(bar, steps=4)`"""
+
+    def __init__(self, bar: output.Progress, *, steps: int) -> None:
+        self._bar, self._steps, self._stop = bar, steps, False
+        self._shown = 0
+
+    def step(self, record: StepRecord) -> None:
+        from rlfe.training.tracking import step_line
+
+        output.note(step_line(record, steps=self._steps))
+        self._bar.advance(record.step - self._shown)
+        self._shown = record.step
+
+    def warn(self, text: str) -> None:
+        output.warn(text)
+
+    def stopping(self) -> bool:
+        return self._stop
+
+    def interrupt(self, signum: int, frame: FrameType | None) -> None:
+        """First Ctrl-C: save after this step. Second: stop at once."""
+        if self._stop:
+            raise KeyboardInterrupt
+        self._stop = True
+        output.note("stopping after this step, which is saved; Ctrl-C again stops at once")
+
+
+@contextmanager
+def _watched(job: Job, bar: output.Progress) -> Iterator[None]:
+    screen = Screen(bar, steps=job.recipe.train.steps)
+    job.watch = screen
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread can take signals
+        return
+    before = signal.signal(signal.SIGINT, screen.interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _report(
+    run: RunDir, ending: Ending, resolved: config.Resolved, options: Mapping[str, Any]
+) -> int:
+    """The result and the next command; returns the exit code.
+
+    Raises:
+        PartialError: A rule ended the run.
+    """
+    kept = run.steps()
+    if options["as_json"]:
+        output.document(_document(run, ending, kept))
+    else:
+        output.table(("run", "status", "steps", "checkpoints"), [_row(run, ending, kept)])
+    if ending.status == "nothing_left":
+        output.note(f"nothing left to do: {run.path} has all {ending.step} steps")
+    if ending.status == "interrupted":
+        output.hint(f"Go on with: {real_command({**options, 'resume': True, 'overwrite': False})}")
+        return INTERRUPTED
+    if ending.status not in ("done", "nothing_left"):
+        raise PartialError(f"{run.path} ended early: {ending.reason}")
+    output.hint(f"Next: rlfe eval --ckpt-glob {shlex.quote(f'{run.path}/global_step_*')}")
+    return 0
+
+
+def _row(run: RunDir, ending: Ending, kept: Sequence[int]) -> list[Any]:
+    return [str(run.path), ending.status, ending.step, ", ".join(str(step) for step in kept)]
+
+
+def _document(run: RunDir, ending: Ending, kept: Sequence[int]) -> dict[str, Any]:
+    from rlfe.records import read_jsonl
+
+    rows = [{"step": step, "path": str(run.checkpoint(step))} for step in kept]
+    lines = read_jsonl(run.metrics)
+    facts = {
+        "path": str(run.path),
+        "name": run.name,
+        "status": ending.status,
+        "reason": ending.reason or None,
+        "steps": ending.step,
+        "reward_first": lines[0]["reward/mean"] if lines else None,
+        "reward_last": lines[-1]["reward/mean"] if lines else None,
+    }
+    return {"schema": "rlfe.train/1", "rows": rows, "run": facts}
