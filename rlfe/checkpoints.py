@@ -151,7 +151,7 @@ def _expand(pattern: str) -> list[str]:
         raise RequestError(
             f"{pattern} is on the Hub, not a folder", hint="Fetch it with rlfe pull first."
         )
-    matches = sorted(globbing.glob(pattern))
+    matches = sorted(globbing.glob(pattern, recursive=True))
     stripped = pattern.rstrip("/") or pattern
     return matches or ([stripped] if os.path.lexists(stripped) else [])
 

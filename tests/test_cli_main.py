@@ -135,12 +135,12 @@ def test_the_environment_reaches_the_configuration(capsys):
 
 
 def test_a_reader_that_has_enough_is_no_error():
-    line = f"{sys.executable} -m rlfe config show --about --json | head -c 10"
+    line = f"{sys.executable} -m rlfe config show --about --json | (exec 0<&-; sleep 2)"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert len(done.stdout) == 10
+    assert done.stdout == ""
 
 
 def test_the_installed_command_answers():

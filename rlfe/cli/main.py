@@ -117,6 +117,8 @@ def run(arguments: list[str], environment: dict[str, str]) -> int:
         )
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
+    except output.ReaderGoneError:
+        return _reader_gone()
     except RlfeError as problem:
         output.error(problem)
         return problem.exit_code
@@ -140,10 +142,13 @@ def _usage(problem: click.ClickException) -> int:
     return problem.exit_code
 
 
+def _reader_gone() -> int:
+    """Nobody reads any more: let Python's last flush go nowhere, and call it done."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    return 0
+
+
 def _system(problem: OSError, arguments: Sequence[str]) -> int:
-    if isinstance(problem, BrokenPipeError):  # the reader (head, less) has enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
         place = f" while writing {problem.filename}" if problem.filename else ""
         hint = "Free some space; everything saved before is kept."

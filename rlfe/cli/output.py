@@ -19,6 +19,10 @@ from rlfe.errors import RlfeError
 PLAIN_SECONDS = 30.0  # between two progress lines where there is no terminal
 
 
+class ReaderGoneError(Exception):
+    """Whoever read stdout (head, less) has enough; `cli/main.py` ends quietly with 0."""
+
+
 @dataclass(slots=True)
 class _Talk:
     quiet: bool = False
@@ -43,14 +47,17 @@ def configure(
 
 def result(text: str) -> None:
     """The command's result, to stdout."""
-    print(text, file=sys.stdout, flush=True)
+    try:
+        print(text, file=sys.stdout, flush=True)
+    except BrokenPipeError as problem:
+        raise ReaderGoneError from problem
 
 
 def document(obj: Any) -> None:
     """One JSON document to stdout; NaN and infinity become null."""
     from rlfe.records import plain
 
-    print(json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False), flush=True)
+    result(json.dumps(plain(obj), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any] | Mapping[str, Any]]) -> None:

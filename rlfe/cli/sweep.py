@@ -132,7 +132,10 @@ def _finish(ended: dict[str, Ended]) -> None:
     """Exit 1 if a cell failed, 3 if a rule ended one; both name the cells."""
     failed = {name: end for name, end in ended.items() if end.code not in (0, ENDED_BY_RULE)}
     if failed:
-        lines = [f"{name}: exit {end.code}, see {end.log}" for name, end in failed.items()]
+        lines = [
+            f"{name}: exit {end.code}, see {end.log or 'its words above'}"
+            for name, end in failed.items()
+        ]
         raise RlfeError("\n".join(lines), hint="The same command resumes what is not done.")
     ruled = [name for name, end in ended.items() if end.code == ENDED_BY_RULE]
     if ruled:

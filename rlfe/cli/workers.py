@@ -30,10 +30,13 @@ class Task(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How it ended. `Ended(0, Path("runs/_sweep/tiny_mbpp_nobuf_lr1e5.log"))`"""
+    """How it ended; no log where its words went to this terminal.
+
+    `Ended(0, Path("runs/_sweep/tiny_mbpp_nobuf_lr1e5.log"))`
+    """
 
     code: int
-    log: Path
+    log: Path | None
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class _Running:
     task: Task
     process: subprocess.Popen[bytes]
     gpu: str | None
-    log: Path
+    log: Path | None
     file: IO[bytes] | None
     started: float
 
@@ -94,11 +97,12 @@ def run_all(
 def _start(
     task: Task, gpu: str | None, folder: Path, environment: Mapping[str, str], live: bool
 ) -> _Running:
-    log = folder.parent / task.name / "logs" if live else folder / f"{task.name}.log"
+    log = None if live else folder / f"{task.name}.log"
     changed = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
     command = [sys.executable, "-m", *task.command]  # this interpreter, whatever is on the PATH
-    output.note(f"{task.name}: started{'' if gpu is None else f' on GPU {gpu}'}, log {log}")
-    file = None if live else log.open("ab")
+    place = "" if gpu is None else f" on GPU {gpu}"
+    output.note(f"{task.name}: started{place}" + ("" if log is None else f", log {log}"))
+    file = None if log is None else log.open("ab")
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
