@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.tiny_model import write_tiny_model
+
+# No deadline: a loaded machine is no failure.
+hypothesis.settings.register_profile("rlfe", deadline=None)
+hypothesis.settings.load_profile("rlfe")
 
 
 @pytest.fixture(scope="session")
