@@ -166,6 +166,7 @@ _TAGGED: Mapping[str, Callable[[Any], Any]] = {
     "deque": lambda items: deque(list(items)),
     "Fraction": lambda parts: Fraction(*parts),
     "Decimal": _decimal,
+    "elements": list,
     "dict_keys": lambda items: _distinct(items).keys(),
     "dict_items": lambda rows: dict(_pairs(rows)).items(),
     "array1": _array1,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlfe.types import Status
@@ -34,6 +34,8 @@ class Part:
     end_mark: str = ""
     cpu_seconds: float = 0.8
     call_seconds: float = 60.0
+    load_seconds: float = 5.0  # CPU seconds until the program is loaded
+    slow_calls: Mapping[int, float] = field(default_factory=dict)  # other limits, by input
     memory_bytes: int = MEMORY_BYTES
 
     @property

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import marshal
 import os
 import queue
 import selectors
@@ -21,11 +22,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlfe.errors import RlfeError
+from rlfe.sandbox.encoding import decode
 from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
 from rlfe.sandbox.worker import Worker, WorkerLost
 from rlfe.types import Status
 
 MAX_LOSSES = 3
+REFERENCE_PROBE_SECONDS = 0.02  # on the machine that made the packaged reference times
+_PROBE = """
+def f():
+    table, total = {}, 0
+    for number in range(60000):
+        table[number % 1000] = [number]
+        total += len(str(number)) + table[number % 1000][0] % 7
+    return total
+"""
 GRACE_SECONDS = 10.0  # a worker that says nothing for this long beyond a job's limit is lost
 
 
@@ -47,7 +58,7 @@ class Judge:
     Args:
         workers: Number of workers; None is the number of usable cores.
         require_isolation: Refuse the tier `limits` (files and network open).
-        python: Interpreter of the workers; None is this one.
+        jail: `auto` for the strongest tier that works here, or the name of one.
     """
 
     def __init__(
@@ -55,12 +66,11 @@ class Judge:
         workers: int | None = None,
         require_isolation: bool = False,
         *,
-        python: str | None = None,
         jail: str = "auto",
     ) -> None:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.size = max(1, min(workers or usable, usable))
-        self.require_isolation, self._python, self._jail = require_isolation, python, jail
+        self.require_isolation, self._jail = require_isolation, jail
         self._incoming: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._pending: list[tuple[float, int, _Ticket]] = []
         self._confirm: list[_Ticket] = []
@@ -70,6 +80,8 @@ class Judge:
         self._thread: threading.Thread | None = None
         self._broken: str = ""
         self.tier: dict[str, Any] = {}
+        self.probe_seconds = 0.0
+        self.scale = 1.0  # how much slower this machine is than the one of the reference times
 
     def __enter__(self) -> Judge:
         self._workers = [self._start() for _ in range(self.size)]
@@ -78,7 +90,29 @@ class Judge:
             worker.hello()
         self._thread = threading.Thread(target=self._loop, name="rlfe-judge", daemon=True)
         self._thread.start()
+        self.probe_seconds = self._probe()
+        self.scale = max(1.0, self.probe_seconds / REFERENCE_PROBE_SECONDS)
         return self
+
+    def _probe(self) -> float:
+        """CPU seconds of a fixed small program here: the shortest of three."""
+        seen: list[float] = []
+
+        def keep(index: int, data: bytes) -> bool:
+            seen.append(decode(data))
+            return True
+
+        part = Part(
+            name="probe", mode="calls", entry="f", inputs=(marshal.dumps((), 2),) * 3, check=keep,
+            shape="seconds", cpu_seconds=20.0, call_seconds=20.0,
+        )  # fmt: skip
+        ((_, outcome),) = self.run([Case(key="probe", program=_PROBE, parts=(part,))])
+        if outcome.status is not Status.PASSED:
+            raise RlfeError(
+                f"the judge cannot run a right program: {outcome.status} {outcome.detail}",
+                hint="Run `rlfe doctor`.",
+            )
+        return min(seen)
 
     def __exit__(self, *_: object) -> None:
         self._incoming.put(None)
@@ -112,7 +146,7 @@ class Judge:
         os.write(self._wake_writer, b"w")
 
     def _start(self) -> Worker:
-        return Worker(python=self._python, jail=self._jail)
+        return Worker(jail=self._jail)
 
     def _loop(self) -> None:
         try:

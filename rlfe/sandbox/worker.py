@@ -6,6 +6,7 @@ scheduling (`pool.py`), no jail (`inside/`).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import marshal
 import os
@@ -34,6 +35,15 @@ _BOOT = (
 )
 
 
+def _packages() -> dict[str, str]:
+    """What programs may import beside the standard library: numpy, if it is installed."""
+    spec = importlib.util.find_spec("numpy")
+    if spec is None or not spec.submodule_search_locations:
+        return {}
+    folder = spec.submodule_search_locations[0]
+    return {"numpy": folder, "numpy.libs": f"{folder}.libs"}
+
+
 class WorkerLost(Exception):
     """The worker's pipe is closed or it speaks nonsense."""
 
@@ -41,12 +51,12 @@ class WorkerLost(Exception):
 class Worker:
     """A jailed fork server, started by exec."""
 
-    def __init__(self, *, python: str | None = None, jail: str = "auto") -> None:
+    def __init__(self, *, jail: str = "auto") -> None:
         self.scratch = tempfile.TemporaryDirectory(prefix="rlfe-jail-", ignore_cleanup_errors=True)
-        options = {"jail": jail, "scratch": self.scratch.name}
+        options = {"jail": jail, "scratch": self.scratch.name, "packages": _packages()}
         root = str(Path(__file__).resolve().parents[2])
         self._process = subprocess.Popen(
-            [python or sys.executable, "-I", "-S", "-B", "-c", _BOOT, json.dumps(options), root],
+            [sys.executable, "-I", "-S", "-B", "-c", _BOOT, json.dumps(options), root],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
@@ -164,7 +174,8 @@ class Worker:
 
 _JOB_FIELDS = (
     "mode", "entry", "method", "setup", "stdin", "shape", "exact", "inputs_key", "keep_going",
-    "end_mark", "cpu_seconds", "wall_seconds", "call_seconds", "memory_bytes",
+    "end_mark", "cpu_seconds", "wall_seconds", "call_seconds", "load_seconds", "slow_calls",
+    "memory_bytes",
 )  # fmt: skip
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 BY_NAME = {  # name -> module and class; loaded when asked for
     "mbpp": ("rlfe.tasks.mbpp", "Mbpp"),
     "mbpp_test": ("rlfe.tasks.mbpp", "MbppTest"),
-    "mbpp_plus": ("rlfe.tasks.mbpp_plus", "MbppPlus"),
+    "mbpp_plus": ("rlfe.tasks.plus", "MbppPlus"),
+    "humaneval_plus": ("rlfe.tasks.plus", "HumanEvalPlus"),
     "gsm8k": ("rlfe.tasks.gsm8k", "Gsm8k"),
 }
 

@@ -80,6 +80,7 @@ def _calls(
 ) -> None:
     """`fn(*input)` for every input, in order; stops at the first exception."""
     result, loads, shape = wire.result, marshal.loads, _SHAPES[job["shape"]]
+    timed, clock = job["shape"] == "seconds", time.process_time
     if not _loaded(code, namespace, sender):
         return
     function = namespace.get(job["entry"], _calls)
@@ -94,8 +95,9 @@ def _calls(
     for index, data in enumerate(job["inputs"]):
         mark(index)
         try:
-            value = shape(function(*loads(data)))
-            sender.send(b"V", result(value, exact=index in exact))
+            started = clock() if timed else 0.0
+            answer = result(shape(function(*loads(data))), exact=index in exact)
+            sender.send(b"V", wire.encode(clock() - started) if timed else answer)
         except BaseException as error:
             sender.failed("call", error)
             if not job["keep_going"]:
@@ -195,8 +197,10 @@ def _script(
 
 
 def _elements(value: Any) -> Any:
-    """The elements of an iterable in iteration order (set tasks)."""
-    items = []
+    """The elements of an iterable in iteration order (set tasks); a list or tuple as it is."""
+    if type(value) is list or type(value) is tuple:
+        return value
+    items = wire.Listed()
     for item in value:
         items.append(item)
         if len(items) > MAX_LISTED:
@@ -213,6 +217,7 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "value": lambda value: value,
     "elements": _elements,
     "presence": _presence,
+    "seconds": lambda value: value,
 }
 _MODES: dict[str, Callable[..., None]] = {
     "calls": _calls,

@@ -1,72 +1,308 @@
-"""The jail."""
+"""The jail of one worker, and what each child gets on top.
+
+What: picks the strongest tier that this system allows (`namespaces`, `filters`, `limits`), sets it
+up once, and locks every child down before its program runs. What not: protection from kernel
+bugs, or from what programs of one worker can learn of each other's timing.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
-import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from rlfe.sandbox.inside import kernel, landlock, namespaces, places, seccomp
+
+TIERS = ("namespaces", "filters", "limits")
+FILE_BYTES, OPEN_FILES, SCRATCH_BYTES = 32 << 20, 64, 64 << 20
+THREADS = 64
+
 
 class Jail:
-    """Limits only: rlimits and a kill of the process group."""
+    """Where children run. `facts()` says what is in force."""
 
-    PIPE = 3
+    PIPE = 3  # the child's end of the result pipe
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self.options = options
-        self.scratch = tempfile.mkdtemp(prefix="rlfe-", dir=options["scratch"])
+    def __init__(self, tier: str, scratch: str) -> None:
+        self.tier, self.scratch = tier, scratch
+        self.has_seccomp = kernel.SUPPORTED and tier != "limits"
+        self.rules = -1  # Landlock
+        self.own_pids = self.fresh = self.as_nobody = False
+        self.by = "python"
+        self.tasks = THREADS
 
     def facts(self) -> dict[str, Any]:
-        return {"tier": "limits"}
+        """What is in force, for `rlfe doctor` and the record of every result."""
+        return {
+            "tier": self.tier,
+            "by": self.by,
+            "pid_namespace": self.own_pids,
+            "seccomp": self.has_seccomp,
+            "landlock": landlock.version() if self.rules >= 0 else 0,
+            "uid": namespaces.NOBODY if self.as_nobody else os.geteuid(),
+            "tmpfs": self.fresh,
+        }
 
     def script_files(self, job: Mapping[str, Any]) -> tuple[int, int]:
-        source, sink = os.memfd_create("stdin"), os.memfd_create("stdout")
-        os.write(source, job["stdin"].encode("utf-8", "surrogateescape"))
-        os.lseek(source, 0, 0)
-        return source, sink
+        """Two nameless files: the script's input, and the place for its output."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        found = []
+        for name in ("in", "out"):
+            path = f"{self.scratch}/.{name}"
+            found.append(os.open(path, flags, 0o600))
+            os.unlink(path)
+        data = memoryview(job["stdin"].encode("utf-8", "surrogateescape"))
+        while data:
+            data = data[os.write(found[0], data) :]
+        os.lseek(found[0], 0, 0)
+        return found[0], found[1]
 
-    def before_fork(self) -> None:
-        pass
+    def fork(self) -> int:
+        """A child, in its own pid namespace where that is allowed."""
+        return kernel.fork(kernel.CLONE_NEWPID) if self.own_pids else os.fork()
 
     def in_child(self, job: Mapping[str, Any], writer: int, files: tuple[int, ...]) -> None:
+        """Lock this process down; nothing of it can be undone."""
         os.setsid()
-        devnull = os.open(os.devnull, os.O_RDWR)
-        for target in (0, 1, 2):
-            os.dup2(files[target] if target < len(files) else devnull, target)
-        os.dup2(writer, self.PIPE)
-        os.closerange(self.PIPE + 1, 256)
+        _standard_files(writer, files, self.rules)
         os.chdir(self.scratch)
-        limits = (
-            (resource.RLIMIT_AS, job["memory_bytes"]),
+        os.umask(0o022)
+        self._limit(job)
+        if self.as_nobody and os.geteuid() == 0:
+            os.setgroups([])
+            os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+            os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+        if not kernel.SUPPORTED:
+            return
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        if self.tier != "limits":
+            kernel.drop_capabilities()
+        if self.rules >= 0:
+            landlock.restrict(self.rules)
+            os.close(self.rules)
+        if self.has_seccomp:
+            seccomp.install(seccomp.program(os.getpid()))
+
+    def _limit(self, job: Mapping[str, Any]) -> None:
+        wishes = (
+            (resource.RLIMIT_AS, job["memory_bytes"] + _own_bytes()),
             (resource.RLIMIT_CPU, int(job["cpu_seconds"]) + 2),
-            (resource.RLIMIT_FSIZE, 64 << 20),
-            (resource.RLIMIT_NOFILE, 64),
+            (resource.RLIMIT_FSIZE, FILE_BYTES),
+            (resource.RLIMIT_NOFILE, OPEN_FILES),
+            (resource.RLIMIT_NPROC, self.tasks),
             (resource.RLIMIT_CORE, 0),
         )
-        for kind, wish in limits:
+        for kind, wish in wishes:
             hard = resource.getrlimit(kind)[1]
             limit = wish if hard == resource.RLIM_INFINITY else min(wish, hard)
             resource.setrlimit(kind, (limit, limit))
 
     def kill(self, pid: int) -> None:
-        for send in (os.killpg, os.kill):
+        """End a child with all it started: its pid namespace, or its group; it may be gone."""
+        for send in (os.kill,) if self.own_pids else (os.killpg, os.kill):
             try:
                 send(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 continue
 
+    def overfull(self) -> bool:
+        """Whether a child wrote more than its folder may hold (where no tmpfs limits it)."""
+        if self.fresh or self.by == "bubblewrap":
+            return False
+        total = 0
+        for folder, _, names in os.walk(self.scratch):
+            for name in names:
+                try:
+                    total += os.lstat(f"{folder}/{name}").st_blocks * 512
+                except OSError:
+                    continue
+                if total > SCRATCH_BYTES:
+                    return True
+        return False
+
     def after_child(self) -> None:
-        for name in os.listdir(self.scratch):
-            path = os.path.join(self.scratch, name)
-            if os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
+        """An empty scratch folder for the next program."""
+        if os.stat(self.scratch).st_mode & 0o777 != 0o777:
+            os.chmod(self.scratch, 0o777)
+        if not os.listdir(self.scratch):
+            return
+        if self.fresh:
+            return namespaces.fresh_scratch()
+        empty(self.scratch)
+
+
+def empty(folder: str) -> None:
+    """Remove all that a folder holds, however deep; without recursion."""
+    while names := os.listdir(folder):
+        for name in names:
+            path = f"{folder}/{name}"
+            if os.path.islink(path) or not os.path.isdir(path):
                 os.unlink(path)
+                continue
+            os.chmod(path, 0o700)
+            _lift(path, folder)
+
+
+def _lift(path: str, folder: str) -> None:
+    """Move the entries of `path` up into `folder`, then remove it: depth becomes width."""
+    for number, name in enumerate(os.listdir(path)):
+        target, turn = f"{folder}/.{os.path.basename(path)[-8:]}.{number}", 0
+        while os.path.lexists(target):
+            turn += 1
+            target = f"{folder}/.{number}.{turn}"
+        inner = f"{path}/{name}"
+        if os.path.isdir(inner) and not os.path.islink(inner):
+            os.chmod(inner, 0o700)
+        os.rename(inner, target)
+    os.rmdir(path)
+
+
+def _own_bytes() -> int:
+    """Address space that this process already has: the limit is counted on top of it."""
+    return _AT_START
+
+
+_AT_START = 0
+
+
+def _standard_files(writer: int, files: tuple[int, ...], rules: int) -> None:
+    """Only stdin (or the script's input), nowhere for output, and the result pipe stay open."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for target in (0, 1, 2):
+        os.dup2(files[target] if target < len(files) else null, target)
+    os.dup2(writer, Jail.PIPE)
+    end = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    os.closerange(Jail.PIPE + 1, rules if rules >= 0 else end)
+    os.closerange(max(rules, Jail.PIPE) + 1, end)
 
 
 def enter(options: Mapping[str, Any]) -> Jail:
-    return Jail(options)
+    """Set up the jail that `options["jail"]` names; `auto` takes the strongest that works."""
+    global _AT_START
+    wanted = options["jail"]
+    _AT_START, tasks = _address_space(), _tasks_of_user()
+    order = TIERS if wanted == "auto" else (wanted,)
+    jail = None
+    for tier in order:
+        jail = _SETUPS[tier](options)
+        if jail is not None:
+            break
+    if jail is None:
+        raise OSError(f"the tier {wanted} is not possible here")
+    jail.tasks = tasks + THREADS
+    return jail
+
+
+def _address_space() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 256 << 20
+
+
+def _tasks_of_user() -> int:
+    """Threads that our user already has; old kernels count them towards the child's limit."""
+    count = 0
+    for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
+        try:
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == os.geteuid():
+                count += len(os.listdir(f"/proc/{name}/task"))
+        except OSError:
+            continue
+    return count
+
+
+def _namespaces(options: Mapping[str, Any]) -> Jail | None:
+    """In a trial child first: a half-made root cannot be left again."""
+    if not kernel.SUPPORTED:
+        return None
+    if options.get("bubblewrap"):
+        return _bubblewrapped()
+    root = f"{options['scratch']}/root"
+    os.makedirs(root, exist_ok=True)
+    if not _works(root, options["packages"]):
+        return None
+    got = namespaces.enter(root, options["packages"])
+    jail = Jail("namespaces", "/tmp")
+    jail.own_pids = jail.fresh = got["own_user_namespace"]
+    places.forget_packages("/site")
+    return jail
+
+
+def _works(root: str, packages: Mapping[str, str]) -> bool:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            namespaces.enter(root, packages)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _bubblewrapped() -> Jail:
+    jail = Jail("namespaces", "/tmp")
+    jail.by = "bubblewrap"
+    places.forget_packages("/site")
+    return jail
+
+
+def _filters(options: Mapping[str, Any]) -> Jail | None:
+    if not kernel.SUPPORTED or landlock.version() < 1:
+        return None
+    scratch, site = _folders(options)
+    listed = [*places.library_folders(), places.STDLIB, site]
+    packages = [path for _, path in places.packages(options["packages"])]
+    jail = Jail("filters", scratch)
+    try:
+        jail.rules = landlock.ruleset(
+            [*places.readable_entries(), *packages], listed, places.DEVICES, scratch
+        )
+    except OSError:
+        return None
+    jail.as_nobody = os.geteuid() == 0 and _nobody_can_read(packages)
+    places.forget_packages(site)
+    return jail
+
+
+def _limits(options: Mapping[str, Any]) -> Jail:
+    scratch, site = _folders(options)
+    places.forget_packages(site)
+    return Jail("limits", scratch)
+
+
+def _folders(options: Mapping[str, Any]) -> tuple[str, str]:
+    """A scratch folder, and one with links to the packages that programs may import."""
+    scratch, site = f"{options['scratch']}/scratch", f"{options['scratch']}/site"
+    os.makedirs(scratch)
+    os.makedirs(site)
+    os.chmod(options["scratch"], 0o711)
+    os.chmod(scratch, 0o777)
+    for name, path in places.packages(options["packages"]):
+        os.symlink(path, f"{site}/{name}")
+    return scratch, site
+
+
+def _nobody_can_read(packages: list[str]) -> bool:
+    """Whether uid 65534 reaches the libraries; else root stays, without any capability."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+            os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+            for path in (f"{places.STDLIB}/os.py", *(f"{path}/__init__.py" for path in packages)):
+                if os.path.basename(os.path.dirname(path)) != "numpy.libs":
+                    os.close(os.open(path, os.O_RDONLY))
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+_SETUPS = {"namespaces": _namespaces, "filters": _filters, "limits": _limits}
+__all__ = ["Jail", "empty", "enter"]

@@ -92,11 +92,15 @@ class Server:
             cause = self._watch(number, child, job)
         finally:
             status, usage = child.end()
-        index = int.from_bytes(self.progress[:4], "big")
+        index = self._index()
         cpu = usage.ru_utime + usage.ru_stime
         wall = time.monotonic() - child.started
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
         self._frame(b"E", number, END.pack(cause, code, cpu, wall, index))
+
+    def _index(self) -> int:
+        """The input that the child says it works on: for limits of slow calls, and for words."""
+        return int.from_bytes(self.progress[:4], "big")
 
     def _load_numpy(self) -> None:
         self.has_numpy = True
@@ -114,9 +118,11 @@ class Server:
         poll.register(self.requests, select.POLLIN)
         sent, limit = 0, Clock(child, job)
         while True:
-            cause, wait = limit.check()
+            cause, wait = limit.check(self._index())
             if cause is not None:
                 return cause
+            if self.jail.overfull():
+                return OUTPUT
             for source, _ in poll.poll(wait * 1000):
                 if source == self.requests:
                     self._stop(number)
@@ -143,19 +149,23 @@ class Clock:
     def __init__(self, child: Child, job: dict[str, Any]) -> None:
         self.child = child
         self.total, self.wall = job["cpu_seconds"], job["wall_seconds"]
-        self.call = job["call_seconds"]  # CPU seconds between two records, at most
+        self.normal, self.slow = job["call_seconds"], job["slow_calls"]
+        self.load, self.is_loaded = job["load_seconds"], False
         self.mark_cpu, self.mark_wall = 0.0, child.started
 
     def moved(self) -> None:
+        """Something came: the time of the next call starts."""
+        self.is_loaded = True
         self.mark_cpu, self.mark_wall = self.child.cpu(), time.monotonic()
 
-    def check(self) -> tuple[int | None, float]:
-        """(cause or None, seconds until it is worth looking again)."""
+    def check(self, index: int) -> tuple[int | None, float]:
+        """(cause or None, seconds until it is worth looking again) while input `index` runs."""
         now, cpu = time.monotonic(), self.child.cpu()
-        left_cpu = min(self.total - cpu, self.call - (cpu - self.mark_cpu))
+        call = self.slow.get(index, self.normal) if self.is_loaded else self.load
+        left_cpu = min(self.total - cpu, call - (cpu - self.mark_cpu))
         if left_cpu <= 0:
             return CPU, 0.0
-        quiet = 3 * self.call + 2
+        quiet = 3 * call + 2
         left_wall = min(self.child.started + self.wall - now, self.mark_wall + quiet - now)
         if left_wall <= 0:
             return WALL, 0.0
@@ -169,9 +179,8 @@ class Child:
         self.jail = jail
         self.files = jail.script_files(job) if job["mode"] == "stdin" else ()
         self.pipe, writer = os.pipe()
-        jail.before_fork()
         self.started = time.monotonic()
-        self.pid = os.fork()
+        self.pid = jail.fork()
         if self.pid == 0:
             self._program(job, writer, progress)
         os.close(writer)
