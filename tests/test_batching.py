@@ -11,7 +11,6 @@ from rlfe.training.batching import (
     Row,
     fresh_rows,
     joined,
-    micro_slices,
     mini_batches,
     padded,
     select,
@@ -140,9 +139,6 @@ def test_replay_rows_are_split_in_order_with_sizes_that_differ_by_at_most_one(co
 
 def test_splits_and_slices():
     assert split_evenly(5, 2) == [slice(0, 3), slice(3, 5)]
-    assert micro_slices(5, 2) == [slice(0, 2), slice(2, 4), slice(4, 5)]
-    assert micro_slices(5, None) == [slice(0, 5)]
-    assert micro_slices(0, None) == []
     for bad in (lambda: split_evenly(3, 0), lambda: mini_batches(3, size=0, shuffle=None)):
         with pytest.raises(ValueError, match="at least 1"):
             bad()

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlfe.training.batching import micro_slices, select
+from rlfe.training.batching import select
 from rlfe.training.losses import (
     AGGREGATIONS,
     Denominators,
@@ -48,7 +48,9 @@ def loss_and_gradient(batch, logp_BL, loss_settings, *, micro_rows=None, entropy
     logp = torch.tensor(np.array(logp_BL), dtype=torch.float64, requires_grad=True)
     totals: dict[str, float] = {}
     loss = 0.0
-    for rows in micro_slices(logp.shape[0], micro_rows):
+    count = logp.shape[0]
+    for start in range(0, count, micro_rows or count):
+        rows = slice(start, start + (micro_rows or count))
         micro = micro_batch(batch, rows, dtype=torch.float64)
         entropy = None if entropy_BL is None else torch.tensor(entropy_BL[rows])
         part, sums = micro_batch_loss(

@@ -1,8 +1,8 @@
 """From groups and replay entries to padded arrays, and their division into optimiser steps.
 
-What: rows of a step as one `Batch`, mini-batches (one optimiser step each), micro-batches (memory
-only). Not here: what a row is worth (advantages.py) and how losses divide (losses.py). A group may
-be split over mini-batches: its advantages are already fixed. docs/algorithms.md 2.5, 10.5, 12.
+What: rows of a step as one `Batch`, mini-batches (one optimiser step each). Not here: what a row is
+worth (advantages.py), how losses divide (losses.py), micro-batches (engines). A group may be split
+over mini-batches: its advantages are already fixed. docs/algorithms.md 2.5, 10.5, 12.
 """
 
 from __future__ import annotations
@@ -145,12 +145,6 @@ def split_evenly(count: int, parts: int) -> list[slice]:
     small, larger = divmod(count, parts)
     ends = np.cumsum([0] + [small + (index < larger) for index in range(parts)])
     return [slice(int(start), int(end)) for start, end in pairwise(ends)]
-
-
-def micro_slices(count: int, size: int | None) -> list[slice]:
-    """Slices of at most `size` rows (None: one slice), for memory only."""
-    step = count if size is None else size
-    return [slice(start, min(start + step, count)) for start in range(0, count, max(step, 1))]
 
 
 def select(batch: Batch, rows: np.ndarray) -> Batch:

@@ -151,7 +151,8 @@ def by_success_count(
 
     "" also holds `wclip_common` and `common_mass` (9.3). Subsets without tokens are left out.
     """
-    masks = {bucket: _within(table.successes_T, bucket) for bucket in buckets}
+    named = [bucket_of(k, buckets=buckets) for k in range(group_size + 1)]
+    masks = {name: np.array([it == name for it in named])[table.successes_T] for name in buckets}
     masks |= {f"k={k}": table.successes_T == k for k in range(group_size + 1)}
     clip = {"clip_low": clip_low, "clip_high": clip_high}
     total = subset_metrics(table, **clip)
