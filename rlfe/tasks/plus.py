@@ -27,8 +27,7 @@ from rlfe.types import Message, Problem, Prompt, Status
 MIN_CALL_SECONDS, FACTOR, PART_SECONDS = 1.0, 4.0, 60.0  # evalplus' limits
 MANY_BYTES = 3 << 30  # for answers of a million tuples (MBPP+ 255)
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "<|endoftext|>", "<|endofmask|>", "</s>")
-BASE_ONLY_MANY_BYTES = 3 << 30  # for answers of a million tuples (MBPP+ 255)
-STOPS = ('\n"""', "\nassert")
+BASE_ONLY_STOPS = ('\n"""', "\nassert")
 INSTRUCTION = (
     "Please provide a self-contained Python script that solves the following problem in a "
     "markdown code block:"
