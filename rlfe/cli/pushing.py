@@ -109,13 +109,13 @@ class Push:
         look = self._look(runs)
         plan = self._plan(runs, caches, look)
         pub = self._publication(runs, look)
+        if request.yes and request.with_card:
+            check_license(pub.material)
         plan = replace(plan, card=pub.card_text(look.card) if request.with_card else "")
         self._warn(plan, pub, look)
         if not request.yes:
             self._show(plan)
             return 0
-        if request.with_card:
-            check_license(pub.material)
         sent, wrong = self._send(plan, pub, caches)
         for cache in caches.values():
             cache.save()

@@ -1,0 +1,458 @@
+"""`rlfe push`, `pull` and `card` with the real client against a Hub on the loopback interface."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hub_driver import Driver
+from tests.hub_runs import make_checkpoint, make_run
+from tests.hub_stand_in import Hub, serve
+
+TOKEN = "hf_" + "abcdefghij" * 3
+
+
+@pytest.fixture(scope="module", params=["lfs", "xet"])
+def world(request, tmp_path_factory):
+    """(hub, client process), once for LFS and once for xet."""
+    root = tmp_path_factory.mktemp(f"world_{request.param}")
+    hub = serve(root / "hub", orgs=("my-org",), page_size=7)
+    environment = hub.environment(xet=request.param == "xet")
+    driver = Driver({**environment, "XDG_CACHE_HOME": str(root / "cache")}, root)
+    yield hub, driver
+    driver.close()
+    hub.close()
+
+
+@pytest.fixture(scope="module")
+def lfs(tmp_path_factory):
+    """The same over LFS only: for what does not depend on the way of the bytes."""
+    root = tmp_path_factory.mktemp("lfs")
+    hub = serve(root / "hub", orgs=("my-org",), page_size=7)
+    driver = Driver({**hub.environment(xet=False), "XDG_CACHE_HOME": str(root / "cache")}, root)
+    yield hub, driver
+    driver.close()
+    hub.close()
+
+
+@pytest.fixture
+def repo(request):
+    """A repository name of this test's own."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name).strip("-")[-60:].strip("-")
+    return f"my-org/{name}"
+
+
+def titles(hub: Hub, repo: str) -> list[str]:
+    """Commit titles, oldest first, without the Hub's own first one."""
+    return [commit.title for commit in hub.repos[repo].commits.values()][1:]
+
+
+def commits(hub: Hub) -> int:
+    return len(hub.requests("POST", r"/commit/"))
+
+
+def test_two_runs_go_up_as_one_commit_a_checkpoint_and_one_for_the_card(world, tmp_path, repo):
+    hub, driver = world
+    one = make_run(tmp_path, steps=(100, 30, 60))
+    two = make_run(tmp_path, lr=6e-6, replay=True, shards=2)
+    done = driver.rlfe("push", one, two, "--repo", repo, "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    assert [re.sub(r" \(sha256:[0-9a-f]{8}\)", "", title) for title in titles(hub, repo)] == [
+        f"{one.name}: global_step_30",
+        f"{one.name}: global_step_60",
+        f"{one.name}: global_step_100",
+        f"{two.name}: global_step_30",
+        f"{two.name}: global_step_60",
+        "Update README.md, manifest.json",
+    ]
+    tree = hub.tree(repo)
+    for path in two.glob("global_step_*/*"):
+        assert tree[f"{two.name}/{path.relative_to(two).as_posix()}"].size == path.stat().st_size
+    assert f"{one.name}/rollouts/steps_000001-000100.jsonl.zst" in tree
+    assert f"{one.name}/logs/train.log" in tree
+    assert hub.repos[repo].private
+
+
+def test_an_unchanged_push_makes_no_commit(world, tmp_path, repo):
+    hub, driver = world
+    run = make_run(tmp_path)
+    assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
+    before, head = commits(hub), hub.repos[repo].branches["main"]
+    done = driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    assert commits(hub) == before
+    assert hub.repos[repo].branches["main"] == head
+
+
+def test_only_a_changed_file_is_sent_again(world, tmp_path, repo):
+    hub, driver = world
+    run = make_run(tmp_path)
+    assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
+    make_checkpoint(run / "global_step_30", seed=7)
+    done = driver.rlfe("push", run, "--repo", repo, "--no-verify", "--json", "--yes")
+    assert done.code == 0, done.err
+    changed = [f for f in json.loads(done.out)["run"]["files"] if f["state"] == "changed"]
+    assert [file["remote"] for file in changed] == [f"{run.name}/global_step_30/model.safetensors"]
+    assert json.loads(done.out)["run"]["sent"][0]["files"] == 1
+
+
+def test_a_dry_run_sends_nothing_and_prints_plan_card_and_command(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    for flags in ([], ["--dry-run", "--yes"]):
+        done = driver.rlfe("push", run, "--repo", repo, *flags)
+        assert done.code == 0
+        assert "global_step_<N>/" in done.out
+        assert f"rlfe push {run} --repo {repo} --yes" in done.err
+    assert repo not in hub.repos
+
+
+def test_without_a_token_the_local_plan_is_shown_and_nothing_can_be_sent(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    before = len(hub.log)
+    dry = driver.rlfe("push", run, "--repo", repo, HF_TOKEN="")
+    assert dry.code == 0
+    assert "remote state is unknown" in dry.err
+    assert re.search(rf"{run.name} +30 +5 +0 +0 ", dry.out)
+    real = driver.rlfe("push", run, "--repo", repo, "--yes", HF_TOKEN="")
+    assert real.code == 4
+    assert "hf auth login" in real.err
+    assert len(hub.log) == before
+
+
+@pytest.mark.parametrize(
+    ("token", "code", "words"),
+    [("hf_read_only", 4, "may read but not write"), ("hf_stranger", 4, "token is invalid")],
+)
+def test_a_token_without_the_right_is_refused_before_any_byte(lfs, tmp_path, token, code, words):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    before = len(hub.requests("PUT", "/_lfs"))
+    done = driver.rlfe("push", run, "--repo", "my-org/refused", "--yes", HF_TOKEN=token)
+    assert done.code == code
+    assert words in done.err
+    assert token not in done.err + done.out
+    assert len(hub.requests("PUT", "/_lfs")) == before
+
+
+@pytest.mark.parametrize("name", ["no-namespace", "a/b/c", "my-org/x.git", "my-org/a..b", "hf://a/b"])
+def test_an_invalid_repository_name_is_refused_before_any_request(lfs, tmp_path, name):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    before = len(hub.log)
+    done = driver.rlfe("push", run, "--repo", name, "--yes")
+    assert done.code == 2
+    assert name in done.err
+    assert len(hub.log) == before
+
+
+def test_a_push_survives_a_failing_commit(world, tmp_path, repo):
+    hub, driver = world
+    run = make_run(tmp_path, steps=(30, 60, 90))
+    before = commits(hub)
+    hub.fail("POST", r"/commit/", 503, times=2)
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    assert f"{run.name}/global_step_30/config.json" in hub.tree(repo)
+    assert commits(hub) == before + 2 + 3  # two failures, three checkpoints
+
+
+def test_a_rate_limit_is_waited_for_as_told(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    hub.fail("POST", r"/commit/", 429, headers={"RateLimit": '"api";r=0;t=1'})
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    assert "trying again in 1 s" in done.err
+
+
+def test_five_server_errors_in_a_row_end_with_exit_7_and_the_same_command_goes_on(
+    lfs, tmp_path, repo
+):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    hub.fail("POST", rf"{repo}/commit/", 500, times=5)
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
+    assert done.code == 7
+    assert "500" in done.err
+    assert driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes").code == 0
+    assert len(titles(hub, repo)) == 2
+
+
+def test_a_token_that_dies_in_the_middle_ends_with_exit_4_and_loses_nothing(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    hub.fail("POST", rf"{repo}/commit/", 401)
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
+    assert done.code == 4
+    assert driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes").code == 0
+    assert f"{run.name}/global_step_60/model.safetensors" in hub.tree(repo)
+
+
+def test_a_commit_by_somebody_else_is_merged_and_kept_parts_survive(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
+    text = hub.tree(repo)["README.md"].data.decode()
+    by_hand = text.replace(
+        "<!-- rlfe:keep:introduction -->\n", "<!-- rlfe:keep:introduction -->\nWritten by hand.\n"
+    )
+    put(hub, repo, "README.md", by_hand)
+    make_checkpoint(run / "global_step_90", seed=3)
+    hub.fail("POST", rf"{repo}/commit/", 412)
+    done = driver.rlfe("push", run, "--repo", repo, "--card-only", "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    merged = hub.tree(repo)["README.md"].data.decode()
+    assert "Written by hand." in merged
+    assert "30-90 step 30" in merged
+
+
+def put(hub: Hub, repo: str, path: str, text: str) -> None:
+    """Somebody else's commit."""
+    from tests.hub_stand_in import regular_file
+
+    old = hub.repos[repo].commit("main")
+    tree = {**old.tree, path: regular_file(text.encode())}
+    hub.repos[repo].branches["main"] = hub.repos[repo].add(tree, "by hand", old.oid).oid
+
+
+def test_an_incomplete_checkpoint_stays_home_and_the_others_go_up(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    (run / "global_step_30" / "tokenizer_config.json").unlink()
+    done = driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes")
+    assert done.code == 3
+    assert f"{run.name}/global_step_30 stays home: no tokenizer_config.json" in done.err
+    assert not [path for path in hub.tree(repo) if "/global_step_30/" in path]
+    assert f"{run.name}/global_step_60/config.json" in hub.tree(repo)
+    assert "`tiny_mbpp_nobuf_lr1e6/global_step_30` is not here" in (
+        hub.tree(repo)["README.md"].data.decode()
+    )
+
+
+def test_nothing_is_pushed_when_no_checkpoint_is_complete(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    (run / "global_step_30" / "config.json").unlink()
+    done = driver.rlfe("push", run, "--repo", repo, "--yes")
+    assert done.code == 3
+    assert "nothing is pushed" in done.err
+    assert repo not in hub.repos
+
+
+def test_a_token_in_a_log_stops_the_push_and_is_not_printed(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    (run / "logs" / "train.log").write_text(f"start\nlogged in with {TOKEN}\n")
+    done = driver.rlfe("push", run, "--repo", repo, "--yes")
+    assert done.code == 2
+    assert f"{run.name}/logs/train.log:2" in done.err
+    assert TOKEN not in done.err + done.out
+    assert repo not in hub.repos
+    assert driver.rlfe("push", run, "--repo", repo, "--exclude", "logs").code == 0
+
+
+def test_several_checkpoints_may_share_a_commit(world, tmp_path, repo):
+    hub, driver = world
+    run = make_run(tmp_path, steps=(30, 60, 90))
+    arguments = ("push", run, "--repo", repo, "--checkpoints-per-commit", 2)
+    done = driver.rlfe(*arguments, "--no-card", "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    assert len(titles(hub, repo)) == 2
+    assert len([p for p in hub.tree(repo) if p.endswith("model.safetensors")]) == 3
+
+
+def test_chosen_steps_go_up_and_prune_removes_only_what_is_gone_here(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30, 60, 90))
+    push = ("push", run, "--repo", repo, "--no-card", "--no-verify")
+    assert driver.rlfe(*push, "--yes").code == 0
+    put(hub, repo, f"{run.name}/global_step_10/old.json", "{}")
+    put(hub, repo, "other/file.json", "{}")
+    assert driver.rlfe(*push, "--steps", "30,last", "--yes").code == 0
+    assert f"{run.name}/global_step_10/old.json" in hub.tree(repo)
+    done = driver.rlfe(*push, "--steps", "30,last", "--prune", "--yes")
+    assert done.code == 0, done.err
+    tree = hub.tree(repo)
+    assert f"{run.name}/global_step_10/old.json" not in tree
+    assert f"{run.name}/global_step_60/config.json" in tree
+    assert "other/file.json" in tree
+
+
+def test_branch_tag_and_visibility_are_as_asked(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    push = ("push", run, "--repo", repo, "--no-verify", "--yes")
+    done = driver.rlfe(*push, "--public", "--revision", "draft", "--tag", "v1")
+    assert done.code == 0, done.err
+    state = hub.repos[repo]
+    assert not state.private
+    assert f"{run.name}/global_step_30/config.json" in hub.tree(repo, "draft")
+    assert f"{run.name}/global_step_30/config.json" not in hub.tree(repo, "main")
+    assert state.tags["v1"] == state.branches["draft"]
+    assert "exists and stays public" in driver.rlfe(*push, "--private").err
+
+
+def test_journal_and_receipt_name_every_commit_and_no_token(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    assert driver.rlfe("push", run, "--repo", repo, "--yes").code == 0
+    lines = [json.loads(line) for line in (run / ".rlfe" / "push.jsonl").read_text().splitlines()]
+    receipt = json.loads((run / ".rlfe" / "receipt.json").read_text())
+    ids = [c.oid for c in hub.repos[repo].commits.values()][1:]
+    assert [line["oid"] for line in lines] == ids[:2]
+    assert [commit["oid"] for commit in receipt["commits"]] == ids
+    assert receipt["verified"] is True
+    assert receipt["head"] == ids[-1]
+    assert "hf_test" not in json.dumps([lines, receipt])
+    assert not [path for path in hub.tree(repo) if ".rlfe" in path]
+
+
+def test_a_difference_after_the_upload_is_exit_3(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
+    known = run / ".rlfe" / "hashes.json"
+    text = json.loads(known.read_text())
+    line = text["files"]["global_step_30/config.json"]
+    line[3] = line[4] = "0" * 40  # a memory that lies: what was sent is not what is there
+    known.write_text(json.dumps(text))
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--yes")
+    assert done.code == 3
+    assert "global_step_30/config.json is not what was sent" in done.err
+
+
+def test_a_gated_repository_is_told_apart_from_a_missing_one(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    assert driver.rlfe("push", run, "--repo", repo, "--public", "--no-verify", "--yes").code == 0
+    hub.repos[repo].gated = True
+    place = f"{repo}/{run.name}/global_step_30"
+    gated = driver.rlfe("pull", place, HF_TOKEN="hf_read_only")
+    assert gated.code == 4
+    assert "gated" in gated.err
+    missing = driver.rlfe("pull", "my-org/not-there/x/global_step_1")
+    assert missing.code == 5
+    assert "not found" in missing.err
+
+
+def test_pull_prints_a_complete_folder_and_names_the_nearest_step(world, tmp_path, repo):
+    hub, driver = world
+    run = make_run(tmp_path, shards=2)
+    assert driver.rlfe("push", run, "--repo", repo, "--tag", "v1", "--yes").code == 0
+    done = driver.rlfe("pull", f"hf://{repo}/{run.name}/global_step_60@v1")
+    assert done.code == 0, done.err
+    folder = Path(done.out.strip())
+    for path in (run / "global_step_60").iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+    wrong = driver.rlfe("pull", f"{repo}/{run.name}/global_step_61")
+    assert wrong.code == 5
+    assert "global_step_60" in wrong.err
+    revision = driver.rlfe("pull", f"{repo}/{run.name}/global_step_60", "--revision", "v2")
+    assert revision.code == 5
+    assert "v1" in revision.err
+
+
+def test_pull_of_a_cell_brings_all_steps_in_order_and_its_records(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path / "runs", steps=(30, 100))
+    assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
+    place = tmp_path / "local"
+    done = driver.rlfe("pull", f"{repo}/{run.name}", "--run", "--local-dir", place, "--json")
+    assert done.code == 0, done.err
+    rows = json.loads(done.out)["rows"]
+    assert [row["subfolder"].rpartition("_")[2] for row in rows] == ["30", "100"]
+    assert (place / run.name / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
+
+
+def test_the_card_in_the_repository_is_checked_for_staleness(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path)
+    assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
+    fresh = driver.rlfe("card", run, "--repo", repo, "--check")
+    assert fresh.code == 0, fresh.err
+    make_checkpoint(run / "global_step_90", seed=3)
+    stale = driver.rlfe("card", run, "--repo", repo, "--check")
+    assert stale.code == 3
+    assert "30-90 step 30" in stale.err
+
+
+def test_the_license_comes_from_the_base_models_own_card(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, license=None)
+    stopped = driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes")
+    assert stopped.code == 2
+    assert "--license" in stopped.err
+    assert repo not in hub.repos
+    stated = driver.rlfe("push", run, "--repo", repo, "--license", "mit")
+    assert "license: mit\n" in stated.out
+    from tests.hub_stand_in import Repo, regular_file
+
+    base = hub.repos["tiny-org/tiny"] = Repo(repo_id="tiny-org/tiny")
+    readme = regular_file(b"---\nlicense: other\nlicense_name: tiny-1\n---\n# Tiny\n")
+    base.branches["main"] = base.add({"README.md": readme}, "first", "").oid
+    done = driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes")
+    del hub.repos["tiny-org/tiny"]
+    assert done.code == 0, done.err
+    card = hub.tree(repo)["README.md"].data.decode()
+    assert "license: other\nlicense_name: tiny-1\n" in card
+
+
+def test_a_folder_gets_the_same_tree_and_a_second_push_writes_nothing(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path / "runs", shards=2)
+    out = tmp_path / "out"
+    assert driver.rlfe("push", run, "--to-folder", out, "--license", "mit").code == 0
+    assert not out.exists()
+    done = driver.rlfe("push", run, "--to-folder", out, "--yes", HF_TOKEN="")
+    assert done.code == 0, done.err
+    assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
+    written = {path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()}
+    assert written == set(hub.tree(repo)) - {".gitattributes"}
+    times = {path: path.stat().st_ino for path in out.rglob("*")}
+    again = driver.rlfe("push", run, "--to-folder", out, "--yes")
+    assert again.code == 0
+    assert {path: path.stat().st_ino for path in out.rglob("*")} == times
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["RUN"],
+        ["RUN", "--repo", "my-org/x", "--to-folder", "out"],
+        ["RUN", "--repo", "my-org/x", "--exclude", "state"],
+        ["RUN", "--repo", "my-org/x", "--steps", "abc"],
+        ["RUN", "--repo", "my-org/x", "--card-only", "--no-card"],
+        ["RUN", "--repo", "my-org/x", "--license", "Apache 2.0"],
+        ["RUN", "--repo", "my-org/x", "--license", "other"],
+        ["nowhere", "--repo", "my-org/x"],
+        ["RUN", "--to-folder", "RUN/out"],
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_request_is_exit_2_with_a_hint(lfs, tmp_path, arguments):
+    _, driver = lfs
+    run = make_run(tmp_path)
+    given = [text.replace("RUN", str(run)) for text in arguments]
+    done = driver.rlfe("push", *given)
+    assert done.code == 2
+    assert done.err.startswith("error: ")
+    assert "Traceback" not in done.err
+
+
+def test_offline_is_exit_7(tmp_path):
+    run = make_run(tmp_path)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_x", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "rlfe", "push", run, "--repo", "my-org/x", "--yes"],
+        env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 7
+    assert "HF_HUB_OFFLINE" in done.stderr
