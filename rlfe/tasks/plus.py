@@ -27,7 +27,6 @@ from rlfe.types import Message, Problem, Prompt, Status
 MIN_CALL_SECONDS, FACTOR, PART_SECONDS = 1.0, 4.0, 60.0  # evalplus' limits
 MANY_BYTES = 3 << 30  # for answers of a million tuples (MBPP+ 255)
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "<|endoftext|>", "<|endofmask|>", "</s>")
-BASE_ONLY_STOPS = ('\n"""', "\nassert")
 INSTRUCTION = (
     "Please provide a self-contained Python script that solves the following problem in a "
     "markdown code block:"
@@ -81,6 +80,7 @@ class PlusTask(CodingTask):
     data: str  # packaged file
     results: str  # packaged file of expected results
     count: int
+    base_stops: tuple[str, ...]  # of completion prompts only
     confirm = True
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class PlusTask(CodingTask):
             return Prompt(
                 format=f"{self.name}-base-v1",
                 text=problem.prompt.strip() + "\n",
-                stop=(*STOPS[:3], *BASE_ONLY_STOPS, *STOPS[3:]),
+                stop=(*STOPS[:3], *self.base_stops, *STOPS[3:]),
                 continues_code=True,
             )
         request = f"{INSTRUCTION}\n```python\n{problem.prompt.strip()}\n```"
@@ -226,6 +226,7 @@ class MbppPlus(PlusTask):
     name = "mbpp_plus"
     version = "evalplus-0.3.1 v1"
     data, results, count = "MbppPlus-v0.2.0.jsonl.gz", "MbppPlus-v0.2.0-expected.jsonl.gz", 378
+    base_stops = ('\n"""', "\nassert")
 
     def inputs(self, problem_id: str, part: str) -> list[Sequence[Any]]:
         number = int(problem_id.split("/")[1])
@@ -239,3 +240,4 @@ class HumanEvalPlus(PlusTask):
     version = "evalplus-0.3.1 v1"
     data, results = "HumanEvalPlus-v0.1.10.jsonl.gz", "HumanEvalPlus-v0.1.10-expected.jsonl.gz"
     count = 164
+    base_stops = ("\ndef ", "\nclass ", "\nimport ", "\nfrom ", "\nassert ")

@@ -231,15 +231,15 @@ def canonical_digest(value: Any) -> bytes:
 
 
 def exact_digest(value: Any) -> bytes:
-    """sha256 of the marshal bytes, in pieces: many times faster; only for lists and tuples.
+    """sha256 of the marshal bytes, long lists in pieces: many times faster.
 
     Format version 2 has no references and no interning, so equal texts are written alike. Equal
     numbers of different types are not.
     """
-    if type(value) is not list and type(value) is not tuple:
-        return b""
-    digest = hashlib.sha256(COUNT.pack(len(value)))
     try:
+        if type(value) is not list and type(value) is not tuple:
+            return hashlib.sha256(marshal.dumps(value, 2)).digest()
+        digest = hashlib.sha256(COUNT.pack(len(value)))
         for start in range(0, len(value), _PIECE):
             digest.update(marshal.dumps(value[start : start + _PIECE], 2))
     except ValueError:  # not a plain value
