@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from rlfe import checkpoints, records
-from rlfe.config import check, flat, load
+from rlfe.config import Resolved, check, flat, load
 from rlfe.errors import RequestError
 from rlfe.naming import cell_of, format_cell
 from rlfe.rundir import RunDir
@@ -67,10 +67,7 @@ def cells(
     """
     resolved = load(recipes, sets, environment)
     named = {".".join(parse_key(text.partition("=")[0].strip())) for text in sets}
-    fixed = {key: item for key, item in flat(resolved.recipe).items() if key in named}
-    choices = [
-        _without(_choices(key, entries), fixed) for key, entries in resolved.recipe.matrix.items()
-    ]
+    choices = _open_choices(resolved.recipe, named)
     found: dict[str, Cell] = {}
     for combination in itertools.product(*choices):
         changes = {key: item for choice in combination for key, item in choice.items()}
@@ -86,6 +83,26 @@ def cells(
             )
         found[name] = Cell(name=name, overrides=overrides, recipe=recipe)
     return list(found.values())
+
+
+def varied(resolved: Resolved) -> list[str]:
+    """Keys of the matrix that are still open: neither --set nor an option says which value.
+
+    A choice that is the only one left counts too while the settings are not what it says.
+    """
+    given = {key for key, origin in resolved.origins.items() if origin.startswith("--")}
+    values = resolved.values()
+    keys: list[str] = []
+    for options in _open_choices(resolved.recipe, given):
+        settled = len(options) == 1 and all(values.get(k) == v for k, v in options[0].items())
+        keys += [] if settled else [key for one in options for key in one]
+    return list(dict.fromkeys(keys))
+
+
+def _open_choices(recipe: Recipe, named: Collection[str]) -> list[list[dict[str, Any]]]:
+    """The choices of each matrix key that are left when the named keys are fixed."""
+    fixed = {key: item for key, item in flat(recipe).items() if key in named}
+    return [_without(_choices(key, entries), fixed) for key, entries in recipe.matrix.items()]
 
 
 def _choices(key: str, entries: Sequence[Any]) -> list[dict[str, Any]]:

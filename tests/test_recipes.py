@@ -184,6 +184,22 @@ def test_the_staleness_study_is_a_grid_of_eight_runs():
     assert grid == {(a, lag, s) for a in ("maxrl", "grpo") for lag in (0, 4) for s in (0, 1)}
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [*((arm, DEEPCODER) for arm in ARMS), ("lr-ladder", LADDER), ("lag-staleness", LAG)],
+)
+def test_a_dry_run_of_training_resolves_to_the_studys_settings(
+    name, wanted, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(["train", "--recipe", name, "--dry-run", "--json"], {}) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    values = {row["key"]: row["value"] for row in rows}
+    plain = json.loads(json.dumps(wanted))  # tuples are lists there
+    assert {key: values.get(key, "no such key") for key in plain} == plain
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", config.shipped())
 def test_every_shipped_recipe_trains_after_its_checks_and_has_a_cell_name(name):
     recipe = config.load([name]).recipe

@@ -72,6 +72,19 @@ def test_a_refused_cell_is_refused_before_anything_runs(recipe):
         sweeps.cells([recipe], ['matrix."advantage.name"=["grpo", "dr_grpo"]'])
 
 
+def test_a_cells_overrides_leave_nothing_open(recipe):
+    for cell in sweeps.cells([recipe]):
+        assert sweeps.varied(config.load([recipe], cell.overrides)) == []
+
+
+def test_what_is_still_open_of_a_matrix_is_named(recipe):
+    named = ["replay.strategy", "replay.lambda", "optim.lr"]
+    assert sweeps.varied(config.load([recipe])) == named
+    assert sweeps.varied(config.load([recipe], ["replay.strategy=none"])) == ["optim.lr"]
+    half = ["replay.strategy=hard", "optim.lr=1e-5"]  # the arm's lambda is 0.2, the default 0.1
+    assert sweeps.varied(config.load([recipe], half)) == ["replay.lambda"]
+
+
 def started(runs, name, step=0, done=False):
     folder = RunDir(runs / name)
     resolved = config.load([], ["train.steps=4"])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rlfe import config
+from rlfe import config, sweeps
 from rlfe.cli import help as pages
 from rlfe.cli import output
 from rlfe.errors import PartialError, RequestError
@@ -99,22 +99,15 @@ def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved
     }
     resolved = config.load(options["recipe"], options["sets"], pages.environment(ctx), flags)
     config.check(resolved.recipe, training=True)
-    varied = [key for key in _varied(resolved) if resolved.origins.get(key) != "--set"]
-    if varied:
+    varied = sweeps.varied(resolved)
+    if varied and options["dry_run"]:
+        output.warn(f"one run without what the recipe varies: {', '.join(varied)}")
+    elif varied:
         raise RequestError(
             f"the recipe varies {', '.join(varied)}: it is a sweep, not one run",
             hint="Run all cells with rlfe sweep, or fix each of these with --set.",
         )
     return resolved
-
-
-def _varied(resolved: config.Resolved) -> list[str]:
-    """Keys that the recipe's matrix varies."""
-    found: dict[str, None] = {}
-    for name, entries in resolved.recipe.matrix.items():
-        for entry in entries:
-            found |= dict.fromkeys(entry if isinstance(entry, Mapping) else (name,))
-    return list(found)
 
 
 def _show_plan(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any]) -> None:
