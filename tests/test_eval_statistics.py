@@ -16,6 +16,7 @@ from rlfe.eval.paired import (
     benjamini_hochberg,
     compare,
     crossover,
+    draw_signs,
     holm,
     max_t_multiplier,
     sign_flip_p,
@@ -76,7 +77,7 @@ def test_the_paired_test_errs_4_to_6_percent_of_the_time() -> None:
         rate_P = rates(source, 150)
         a_PK = scores(source, moved(source, rate_P), 20)[:, [0, 9]]
         b_PK = scores(source, moved(source, rate_P), 20)[:, [0, 9]]
-        wrong_K += sign_flip_p(a_PK - b_PK, source, draws=199) <= 0.05
+        wrong_K += sign_flip_p(a_PK - b_PK, draw_signs(150, source, 199)) <= 0.05
     assert (wrong_K / trials >= 0.04).all(), wrong_K
     assert (wrong_K / trials <= 0.06).all(), wrong_K
 
@@ -143,8 +144,9 @@ def pair(seed: int, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
 def test_swapping_a_and_b_flips_the_sign_and_keeps_the_p_value(seed: int) -> None:
     a_PK, b_PK = pair(seed)
     weights_BP = draw_weights(60, 200, np.random.default_rng(0))
-    one = compare(a_PK, b_PK, weights_BP, np.random.default_rng(4))
-    two = compare(b_PK, a_PK, weights_BP, np.random.default_rng(4))
+    signs_BP = draw_signs(60, np.random.default_rng(4), 500)
+    one = compare(a_PK, b_PK, weights_BP, signs_BP)
+    two = compare(b_PK, a_PK, weights_BP, signs_BP)
     assert np.allclose(one.effect_K, -two.effect_K, atol=1e-15)
     assert (one.p_K == two.p_K).all()
     assert np.allclose(one.low_K, -two.high_K, atol=1e-12)
@@ -153,8 +155,8 @@ def test_swapping_a_and_b_flips_the_sign_and_keeps_the_p_value(seed: int) -> Non
 
 def test_a_against_a_is_no_difference_without_a_division_by_zero() -> None:
     a_PK, _ = pair(1)
-    same = compare(a_PK, a_PK, draw_weights(60, 100, np.random.default_rng(0)),
-                   np.random.default_rng(0))  # fmt: skip
+    source = np.random.default_rng(0)
+    same = compare(a_PK, a_PK, draw_weights(60, 100, source), draw_signs(60, source, 100))
     assert (same.effect_K == 0).all()
     assert (same.p_K == 1).all()
     assert not any(same.differs(k) for k in range(1, 17))
@@ -165,7 +167,7 @@ def test_a_simultaneous_band_is_wider_than_a_pointwise_interval() -> None:
     source = np.random.default_rng(6)
     rate_P = rates(source)
     a_PK, b_PK = (scores(source, moved(source, rate_P)) for _ in range(2))
-    found = compare(a_PK, b_PK, draw_weights(P, 2000, source), source)
+    found = compare(a_PK, b_PK, draw_weights(P, 2000, source), draw_signs(P, source, 99))
     assert 2.1 < found.multiplier < 2.8
     assert found.detectable_K == pytest.approx(2.8 * found.se_K)
 
@@ -187,8 +189,8 @@ def test_bands_miss_the_truth_somewhere_about_5_percent_of_the_time() -> None:
 
 def test_a_clear_gain_is_found_and_its_crossover_is_the_first_k() -> None:
     a_PK, b_PK = pair(3, shift=-0.3)
-    found = compare(a_PK, b_PK, draw_weights(60, 500, np.random.default_rng(0)),
-                    np.random.default_rng(0))  # fmt: skip
+    source = np.random.default_rng(0)
+    found = compare(a_PK, b_PK, draw_weights(60, 500, source), draw_signs(60, source))
     assert found.differs(1)
     assert found.p_K[0] < 0.001
     assert crossover(found) == 1
@@ -196,13 +198,14 @@ def test_a_clear_gain_is_found_and_its_crossover_is_the_first_k() -> None:
 
 def test_what_is_not_paired_is_refused() -> None:
     a_PK, b_PK = pair(1)
-    weights_BP, source = draw_weights(60, 10, np.random.default_rng(0)), np.random.default_rng(0)
+    source = np.random.default_rng(0)
+    weights_BP, signs_BP = draw_weights(60, 10, source), draw_signs(60, source, 10)
     with pytest.raises(RequestError, match="different problems"):
-        compare(a_PK, b_PK, weights_BP, source, problems=(["a"], ["b"]))
+        compare(a_PK, b_PK, weights_BP, signs_BP, problems=(["a"], ["b"]))
     with pytest.raises(RequestError, match="not paired"):
-        compare(a_PK, b_PK[:, :8], weights_BP, source)
+        compare(a_PK, b_PK[:, :8], weights_BP, signs_BP)
     with pytest.raises(RequestError, match="two problems"):
-        compare(a_PK[:1], b_PK[:1], weights_BP[:, :1], source)
+        compare(a_PK[:1], b_PK[:1], weights_BP[:, :1], signs_BP)
 
 
 def test_holm_and_benjamini_hochberg_on_known_values() -> None:

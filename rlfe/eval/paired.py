@@ -47,11 +47,11 @@ def compare(
     a_PK: np.ndarray,
     b_PK: np.ndarray,
     weights_BP: np.ndarray,
-    generator: np.random.Generator,
+    signs_BP: np.ndarray,
     problems: tuple[Sequence[str], Sequence[str]] | None = None,
     level: float = LEVEL,
 ) -> Comparison:
-    """Compare a with b; `weights_BP` are the bootstrap draws that both share.
+    """Compare a with b; `weights_BP` and `signs_BP` are draws that many comparisons share.
 
     `problems` are the problem ids of a and b, which must be the same in the same order.
     a against a gives effect 0, p 1. Swapping a and b flips the sign and keeps the p value.
@@ -79,7 +79,7 @@ def compare(
         band_low_K=effect_K - multiplier * se_K,
         band_high_K=effect_K + multiplier * se_K,
         multiplier=multiplier,
-        p_K=sign_flip_p(d_PK, generator),
+        p_K=sign_flip_p(d_PK, signs_BP),
         detectable_K=DETECTABLE * se_K,
     )
 
@@ -98,17 +98,21 @@ def max_t_multiplier(
     return float(np.quantile(deviation_BC.max(axis=1), level))
 
 
-def sign_flip_p(
-    d_PK: np.ndarray, generator: np.random.Generator, draws: int = PERMUTATIONS
+def draw_signs(
+    problems: int, generator: np.random.Generator, draws: int = PERMUTATIONS
 ) -> np.ndarray:
+    """Random signs -1.0 and 1.0, [draws, problems]."""
+    return generator.integers(0, 2, size=(draws, problems)) * 2.0 - 1.0
+
+
+def sign_flip_p(d_PK: np.ndarray, signs_BP: np.ndarray) -> np.ndarray:
     """Two-sided sign-flip permutation p value per k: (1 + hits) / (1 + draws).
 
     A tolerance of 1e-12 counts ties as hits, so rounding never makes a p value smaller.
     """
-    signs_BP = generator.integers(0, 2, size=(draws, d_PK.shape[0])) * 2.0 - 1.0
     flipped_BK = np.abs(signs_BP @ d_PK)
     hits_K = (flipped_BK >= np.abs(d_PK.sum(axis=0)) - 1e-12).sum(axis=0)
-    p_K: np.ndarray = (1 + hits_K) / (1 + draws)
+    p_K: np.ndarray = (1 + hits_K) / (1 + len(signs_BP))
     return p_K
 
 
