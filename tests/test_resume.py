@@ -14,9 +14,9 @@ import pytest
 
 from rlfe.checkpoints import problems
 from rlfe.errors import RequestError, RlfeError
-from rlfe.training import saving
 from rlfe.training.job import Nobody
-from rlfe.training.state import Progress
+from rlfe.training.loop import train
+from rlfe.training.state import resumed
 from tests.test_loop import lines, rollouts, weights
 from tests.training_doubles import REPLAY, Letters, a_job, a_run
 
@@ -130,8 +130,6 @@ def test_lines_and_rollouts_beyond_the_state_are_cut(tiny_model: Path, tmp_path:
     shutil.rmtree(tmp_path / "run" / "state")
     shutil.copytree(older, tmp_path / "run" / "state")
     job = a_job(tiny_model, tmp_path / "run", resume=True)
-    from rlfe.training.state import resumed
-
     assert resumed(job).step == 3
     assert lines(tmp_path / "run") == whole[:3]
     assert not (tmp_path / "run" / "rollouts" / "step_000004.jsonl.zst").exists()
@@ -190,23 +188,42 @@ def test_other_problems_are_refused(tiny_model: Path, tmp_path: Path) -> None:
         a_run(tiny_model, tmp_path / "run", resume=True, task=Letters(problems=6))
 
 
-def test_a_full_disk_keeps_the_earlier_state(tiny_model, tmp_path: Path, monkeypatch) -> None:
-    a_run(tiny_model, tmp_path / "whole", REPLAY)
-    save = saving.state.save
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's size")
+def test_a_full_disk_keeps_the_earlier_state(tiny_model: Path, tmp_path: Path) -> None:
+    import resource
 
-    def full(job: Any, now: Progress) -> None:
-        if now.step == 4:
-            monkeypatch.setattr(job.learner, "save_state", no_room)
-        save(job, now)
+    a_run(tiny_model, tmp_path / "whole", REPLAY)
+    a_run(tiny_model, tmp_path / "cut", REPLAY, watch=StopAfter(3))
+    weights_size = (tiny_model / "model.safetensors").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (weights_size // 2, before[1]))  # as a quota
+    try:
+        with pytest.raises(RlfeError, match="disk full while writing") as caught:
+            a_run(tiny_model, tmp_path / "cut", REPLAY, resume=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.exit_code == 1
+    assert "--resume" in caught.value.hint
+    assert not list((tmp_path / "cut").glob(".*partial"))
+    a_run(tiny_model, tmp_path / "cut", REPLAY, resume=True)
+    same(tmp_path / "whole", tmp_path / "cut", 4)
+
+
+def test_a_full_disk_while_the_state_is_saved_keeps_the_earlier_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a_run(tiny_model, tmp_path / "whole", REPLAY)
+    job = a_job(tiny_model, tmp_path / "cut", {**REPLAY, "save.state_every": None})
+    save = job.learner.save_state
 
     def no_room(folder: Path) -> None:
-        (folder / "weights.safetensors").write_bytes(b"half")
-        raise OSError(28, "No space left on device")
+        if (tmp_path / "cut" / "state").exists():
+            (folder / "weights.safetensors").write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        save(folder)
 
-    monkeypatch.setattr(saving.state, "save", full)
-    with pytest.raises(RlfeError, match="disk full") as caught:
-        a_run(tiny_model, tmp_path / "cut", REPLAY)
-    assert caught.value.exit_code == 1
-    monkeypatch.setattr(saving.state, "save", save)
+    monkeypatch.setattr(job.learner, "save_state", no_room)
+    with pytest.raises(RlfeError, match=r"disk full while writing .*state"):
+        train(job)
     a_run(tiny_model, tmp_path / "cut", REPLAY, resume=True)
     same(tmp_path / "whole", tmp_path / "cut", 4)

@@ -1,0 +1,203 @@
+"""`rlfe train` as a user meets it: plan, refusals, exit codes, streams, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlfe.cli import main
+from rlfe.records import read_jsonl
+
+SMALL = [
+    *("--recipe", "tiny", "--engine", "fake", "--set", "data.size=3"),
+    *("--set", "train.max_tokens=20", "--set", "model.max_len=4096"),
+]
+
+
+def rlfe(*words: str, environment: dict[str, str] | None = None) -> int:
+    """Exit code of a command line in this process."""
+    return main.run(list(words), environment or {})
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def small(*words: str) -> list[str]:
+    """Four steps of the fake engine."""
+    return ["train", *SMALL, *words]
+
+
+def test_help_shows_sections_and_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rlfe("train", "--help") == 0
+    shown = capsys.readouterr().out
+    for words in ("What to run", "--resume", "--dry-run", "Examples", "rlfe train --recipe tiny"):
+        assert words in shown
+
+
+def test_a_run_ends_with_a_table_and_the_next_command(capsys) -> None:
+    assert rlfe(*small("--name", "x_mbpp_nobuf_lr1e5")) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[1].split() == ["runs/x_mbpp_nobuf_lr1e5", "done", "4", "2,", "4"]
+    assert "step 4/4" in err
+    assert "Next: rlfe eval --ckpt-glob 'runs/x_mbpp_nobuf_lr1e5/global_step_*'" in err
+    assert len(read_jsonl(Path("runs/x_mbpp_nobuf_lr1e5/metrics.jsonl"))) == 4
+
+
+def test_json_is_one_document_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rlfe(*small("--json", "-q")) == 0
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["schema"] == "rlfe.train/1"
+    assert [row["step"] for row in document["rows"]] == [2, 4]
+    assert document["run"]["status"] == "done"
+    assert "step 1/4" not in err
+
+
+def test_a_run_is_never_silently_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rlfe(*small()) == 0
+    before = sorted(Path("runs").rglob("*"))
+    assert rlfe(*small()) == 2
+    err = capsys.readouterr().err
+    assert "--resume" in err
+    assert "--overwrite" in err
+    assert sorted(Path("runs").rglob("*")) == before
+    assert rlfe(*small("--overwrite")) == 0
+
+
+def test_resume_of_a_whole_run_says_that_nothing_is_left(capsys) -> None:
+    assert rlfe(*small()) == 0
+    assert rlfe(*small("--resume")) == 0
+    assert "nothing left to do" in capsys.readouterr().err
+
+
+def test_resume_with_another_seed_is_refused_with_the_key(capsys) -> None:
+    assert rlfe(*small("--name", "x")) == 0
+    assert rlfe(*small("--name", "x", "--resume", "--seed", "3")) == 2
+    assert "run.seed: 0 then, 3 now" in capsys.readouterr().err
+
+
+def test_a_dry_run_shows_the_plan_and_writes_nothing(capsys, tiny_model: Path) -> None:
+    words = ["train", "--recipe", "tiny", "--set", f"model.path={tiny_model}", "--dry-run"]
+    assert rlfe(*words) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[-1] == shlex.join(["rlfe", *words[:-1]])
+    steps = next(line.split() for line in lines if line.startswith("train.steps "))
+    assert steps[1] == "4"
+    assert steps[2].startswith("tiny.toml:")
+    assert "tokens       at most 256 a step (8 rollouts)" in out
+    assert "checkpoints  2: 2, 4 (0.0" in out
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_in_json_ends_with_the_real_command(capsys) -> None:
+    assert rlfe("train", "--recipe", "tiny", "--seed", "4", "--dry-run", "--json") == 0
+    run = json.loads(capsys.readouterr().out)["run"]
+    assert run["command"] == "rlfe train --recipe tiny --seed 4"
+    assert run["checkpoints"] == [2, 4]
+    assert run["bytes_free"] > 0
+    assert run["bytes_per_checkpoint"] is None  # that model folder is not here
+
+
+def test_a_dry_run_imports_no_torch() -> None:
+    code = (
+        "import sys; from rlfe.cli import main;"
+        "main.run(['train', '--recipe', 'tiny', '--dry-run', '--json'], {});"
+        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["train"], 2, "no recipe given"),
+        (["train", "--recipe", "tinny"], 2, 'did you mean "tiny"'),
+        (["train", "--recipe", "tiny", "--set", "optim.learning_rate=1"], 2, "optim.lr"),
+        (["train", "--recipe", "tiny", "--set", "model.path=nowhere"], 5, "nowhere does not exist"),
+        (["train", "--recipe", "tiny", "--engine", "tinker"], 2, '"tinker" is not built'),
+        (["train", "--recipe", "lr-ladder"], 2, "it is a sweep"),
+        (small("--resume", "--overwrite"), 2, "exclude each other"),
+        (small("--set", "task.name=nope"), 2, "nope"),
+        (small("--set", "model.max_len=100"), 2, "prompts are longer than"),
+        (small("--set", "replay.strategy=hard", "--set", "replay.rollouts=500"), 2, "500 is more"),
+    ],
+)
+def test_bad_requests_end_with_one_clear_error(capsys, words, code: int, said: str) -> None:
+    assert rlfe(*words) == code
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+    assert not list(Path(".").glob("runs/*/config.toml"))
+
+
+def test_a_model_without_tokenizer_is_refused(capsys, tiny_model: Path) -> None:
+    shutil.copytree(tiny_model, "bare")
+    Path("bare/tokenizer.json").unlink()
+    assert rlfe("train", "--recipe", "tiny", "--set", "model.path=bare") == 2
+    assert "no tokenizer" in capsys.readouterr().err
+
+
+def test_a_rule_that_ends_a_run_exits_with_3(capsys) -> None:
+    rules = ["--set", "filter.strategy=top_p", "--set", "filter.value=0.9"]
+    stop = ["--set", "filter.empty_stop_steps=2"]
+    assert rlfe(*small(*rules, *stop)) == 3  # babble solves nothing: every step is empty
+    assert "kept nothing for 2 steps in a row" in capsys.readouterr().err
+    assert [path.name for path in Path("runs").glob("*/global_step_*")] == ["global_step_2"]
+
+
+SLOW = """
+import sys, time
+from rlfe.engines import fake
+def slow(request, row):
+    time.sleep(0.02)
+    return "no"
+fake.FakeSampler.__init__.__defaults__ = (slow,)
+from rlfe.cli import main
+main.main(sys.argv[1:])
+"""
+
+
+def interrupted(folder: Path, signals: int) -> tuple[int, str]:
+    """Run many slow steps in a process of its own and send it SIGINT after the first line."""
+    words = [sys.executable, "-c", SLOW, *small("--name", "x", "--set", "train.steps=500")]
+    process = subprocess.Popen(
+        words, cwd=folder, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
+    )
+    metrics, deadline = folder / "runs" / "x" / "metrics.jsonl", time.monotonic() + 60
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for _ in range(signals):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+def test_ctrl_c_ends_the_step_and_saves(tmp_path: Path) -> None:
+    code, err = interrupted(tmp_path, signals=1)
+    assert code == 130
+    assert "stopping after this step" in err
+    assert "--resume" in err.splitlines()[-1]
+    state = json.loads((tmp_path / "runs" / "x" / "state" / "state.json").read_text())
+    assert state["step"] == len(read_jsonl(tmp_path / "runs" / "x" / "metrics.jsonl"))
+    ended = json.loads((tmp_path / "runs" / "x" / "provenance.json").read_text())["ended"]
+    assert ended == f"interrupted after step {state['step']}"
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    code, err = interrupted(tmp_path, signals=2)
+    assert code == 130
+    assert "Traceback" not in err
