@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlfe.errors import RlfeError
+from rlfe.errors import RequestError, RlfeError
 from rlfe.sandbox.encoding import decode
 from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
 from rlfe.sandbox.worker import Worker, WorkerLost
@@ -85,42 +85,69 @@ class Judge:
 
     def __enter__(self) -> Judge:
         self._workers = [self._start() for _ in range(self.size)]
-        self.tier = self._workers[0].hello()
-        for worker in self._workers[1:]:
-            worker.hello()
+        try:
+            self.tier = self._workers[0].hello()
+            for worker in self._workers[1:]:
+                worker.hello()
+            if self.require_isolation and self.tier["tier"] == "limits":
+                raise RequestError(
+                    "programs cannot be isolated here: only limits are possible",
+                    hint="Use Linux with namespaces or Landlock, or leave out --require-isolation.",
+                )
+        except WorkerLost as error:
+            self._close_workers()
+            raise RlfeError(
+                f"the judge's workers do not start: {error}", hint="Run `rlfe doctor`."
+            ) from error
+        except BaseException:
+            self._close_workers()
+            raise
         self._thread = threading.Thread(target=self._loop, name="rlfe-judge", daemon=True)
         self._thread.start()
-        self.probe_seconds = self._probe()
+        try:
+            self.probe_seconds = self._probe()
+        except BaseException:
+            self.__exit__()
+            raise
         self.scale = max(1.0, self.probe_seconds / REFERENCE_PROBE_SECONDS)
         return self
 
     def _probe(self) -> float:
-        """CPU seconds of a fixed small program here: the shortest of three."""
+        """CPU seconds of a small program here, the shortest of three; raises RlfeError.
+
+        A program known to be right and one known to be wrong go first: if either verdict is off,
+        nothing is judged.
+        """
         seen: list[float] = []
 
         def keep(index: int, data: bytes) -> bool:
             seen.append(decode(data))
             return True
 
-        part = Part(
-            name="probe", mode="calls", entry="f", inputs=(marshal.dumps((), 2),) * 3, check=keep,
-            shape="seconds", cpu_seconds=20.0, call_seconds=20.0,
+        asked = (marshal.dumps((), 2),)
+        right = Part(
+            name="probe", mode="calls", entry="f", inputs=asked * 3, check=keep, shape="seconds",
+            cpu_seconds=30.0, call_seconds=30.0,
         )  # fmt: skip
-        ((_, outcome),) = self.run([Case(key="probe", program=_PROBE, parts=(part,))])
-        if outcome.status is not Status.PASSED:
-            raise RlfeError(
-                f"the judge cannot run a right program: {outcome.status} {outcome.detail}",
-                hint="Run `rlfe doctor`.",
-            )
-        return min(seen)
+        wrong = replace(right, inputs=asked, shape="value", check=lambda i, data: data == b"N")
+        cases = [Case(key=part.shape, program=_PROBE, parts=(part,)) for part in (right, wrong)]
+        ends = {case.parts[0].shape: outcome for case, outcome in self.run(cases)}
+        if ends["seconds"].status is Status.PASSED and ends["value"].status is Status.FAILED:
+            return min(seen)
+        words = "; ".join(f"{end.status} {end.detail}" for end in ends.values())
+        raise RlfeError(f"the judge gets a known program wrong: {words}", hint="Run `rlfe doctor`.")
 
     def __exit__(self, *_: object) -> None:
         self._incoming.put(None)
         self._wake()
         if self._thread is not None:
             self._thread.join()
+        self._close_workers()
+
+    def _close_workers(self) -> None:
         for worker in self._workers:
             worker.close()
+        self._workers = []
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 

@@ -7,6 +7,7 @@ result is read, so that it overlaps the sampling of the next replies.
 
 from __future__ import annotations
 
+import itertools
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -80,28 +81,37 @@ class CodingTask(ABC):
         if judge is None:
             raise RlfeError(f"task {self.name} runs programs and needs a judge")
         ready: list[tuple[str, Verdict]] = []
-        waiting: dict[tuple[str, str], list[Reply]] = {}
-        done: queue.SimpleQueue[tuple[Case, Outcome]] = queue.SimpleQueue()
+        found: list[tuple[Reply, str]] = []
         for reply in replies:
             program = self.answer(reply)
-            key = (reply.problem.id, program)
-            if not program:
-                ready.append((reply.key, _missing(reply)))
-            elif key in waiting:
-                waiting[key].append(reply)
+            if program:
+                found.append((reply, program))
             else:
-                waiting[key] = [reply]
-                case = self.case(reply.problem, program, judge)
+                ready.append((reply.key, _missing(reply)))
+        by_key = {reply.key: reply for reply, _ in found}
+        judged = self.judge_programs([(r.key, r.problem, program) for r, program in found], judge)
+        cut = ((key, cut_short(verdict, by_key[key])) for key, verdict in judged)
+        return itertools.chain(ready, cut)
+
+    def judge_programs(
+        self, programs: Sequence[tuple[str, Problem, str]], judge: Judge
+    ) -> Iterator[tuple[str, Verdict]]:
+        """The same for (key, problem, program): each distinct program of a problem runs once."""
+        waiting: dict[tuple[str, str], list[str]] = {}
+        done: queue.SimpleQueue[tuple[Case, Outcome]] = queue.SimpleQueue()
+        for key, problem, program in programs:
+            same = waiting.setdefault((problem.id, program), [])
+            same.append(key)
+            if len(same) == 1:
+                case = self.case(problem, program, judge)
                 judge.submit(case, lambda ended, outcome: done.put((ended, outcome)))
-        return self._verdicts(ready, waiting, done)
+        return self._verdicts(waiting, done)
 
     def _verdicts(
         self,
-        ready: Sequence[tuple[str, Verdict]],
-        waiting: Mapping[tuple[str, str], Sequence[Reply]],
+        waiting: Mapping[tuple[str, str], Sequence[str]],
         done: queue.SimpleQueue[tuple[Case, Outcome]],
     ) -> Iterator[tuple[str, Verdict]]:
-        yield from ready
         for _ in range(len(waiting)):
             case, outcome = done.get()
             verdict = Verdict(
@@ -110,8 +120,8 @@ class CodingTask(ABC):
                 seconds=outcome.seconds,
                 facts=self.facts(outcome),
             )
-            for reply in waiting[case.key]:
-                yield reply.key, cut_short(verdict, reply)
+            for key in waiting[case.key]:
+                yield key, verdict
 
 
 def _missing(reply: Reply) -> Verdict:

@@ -78,8 +78,11 @@ class Server:
 
     def _frame(self, kind: bytes, number: int, payload: bytes) -> None:
         data = memoryview(FRAME.pack(kind, number, len(payload)) + payload)
-        while data:
-            data = data[os.write(self.replies, data) :]
+        try:
+            while data:
+                data = data[os.write(self.replies, data) :]
+        except BrokenPipeError:
+            os._exit(0)  # the parent is gone; the children go with us
 
     def _job(self, number: int, job: dict[str, Any]) -> None:
         if job["inputs_key"]:
