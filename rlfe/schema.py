@@ -233,7 +233,9 @@ class Engine(Section):
     learner: Literal["transformers", "tinker", "fake"] = key("transformers", "what learns")
     device: str = key("auto", "auto, cpu, cuda, mps")
     threads: CountOrZero = key(0, "CPU threads of torch; 0: the library's default")
-    sample_batch: Count = key(64, "sequences generated at a time (transformers)")
+    sample_batch: Count | None = key(
+        None, "sequences generated at a time; None: 64 (transformers) or vLLM's default"
+    )
     gpus_per_node: Count | None = key(None, "GPUs of one node; None: those that are visible")
     devices: str | None = key(None, 'visible GPUs such as "0,1"; None: as the process finds them')
     tensor_parallel: Count = key(1, "GPUs that share one sampler's weights (vllm)")
@@ -241,6 +243,10 @@ class Engine(Section):
         0.9, "share of a GPU's memory for the sampler (vllm)"
     )
     max_batched_tokens: Count | None = key(None, "tokens of one pass (vllm); None: its default")
+    compilation: Literal["eager", "graphs", "full"] = key(
+        "graphs", "CUDA graphs of decoding start in seconds, full adds the compiler (vllm)"
+    )
+    sleep: bool = key(False, "free the sampler's cache while the learner works (vllm)")
 
 
 class Track(Section):

@@ -10,11 +10,20 @@ import pytest
 from rlfe.checkpoints import problems
 from rlfe.engines import LEARNERS, SAMPLERS, check_engines, make_engines
 from rlfe.engines.base import Learner, Sampler
+from rlfe.engines.vllm_settings import installed
 from rlfe.errors import RequestError, RlfeError
 from rlfe.schema import Engine, Model, Recipe
 from rlfe.types import Batch, Finish, Prompt, Request, Sampling
+from tests.tiny_model import write_tiny_model
 
-ENGINES = ("fake", "transformers")
+VLLM = pytest.param(
+    "vllm",
+    marks=[
+        pytest.mark.slow,  # an engine of its own for each test
+        pytest.mark.skipif(not installed(), reason="vllm is not installed (rlfe[vllm])"),
+        pytest.mark.filterwarnings("ignore"),  # vllm and what it imports warn
+    ],
+)
 
 
 class MeanLogp:
@@ -33,9 +42,12 @@ class MeanLogp:
         return loss, {"loss/total": loss.item()}
 
 
-@pytest.fixture(params=ENGINES)
-def engines(request, tiny_model: Path, one_thread: None):
-    engine = Engine(sampler=request.param, learner=request.param, device="cpu", threads=1)
+@pytest.fixture(params=["fake", "transformers", VLLM])
+def engines(request, tiny_model: Path, tmp_path_factory, one_thread: None):
+    learner = "transformers" if request.param == "vllm" else request.param
+    engine = Engine(sampler=request.param, learner=learner, device="cpu", threads=1)
+    if request.param == "vllm":  # its attention on a CPU needs wider heads
+        tiny_model = write_tiny_model(tmp_path_factory.mktemp("wide") / "tiny", head_dim=64)
     recipe = Recipe(engine=engine, model=Model(path=str(tiny_model), dtype="float32"))
     sampler, learner = make_engines(recipe)
     yield sampler, learner
@@ -88,7 +100,8 @@ def test_a_request_gives_n_whole_completions(engines: tuple[Sampler, Learner]) -
 
 def test_completions_do_not_depend_on_the_other_requests(engines: tuple[Sampler, Learner]) -> None:
     sampler, _ = engines
-    assert sampler.exact
+    if not sampler.exact:
+        pytest.skip(f"{sampler.name} agrees up to rounding only")
     mine = a_request(sampler, "mine", "a longer prompt", seed=9)
     others = [a_request(sampler, str(i), "x" * i, seed=i, n=5) for i in range(1, 6)]
     alone = dict(sampler.generate([mine]))["mine"]
@@ -167,10 +180,16 @@ def test_an_exported_folder_is_complete(engines: tuple[Sampler, Learner], tmp_pa
 
 
 def test_every_built_engine_is_under_contract() -> None:
-    assert set(ENGINES) == set(SAMPLERS) == set(LEARNERS)
+    assert set(SAMPLERS) == {"transformers", "vllm", "fake"}
+    assert set(LEARNERS) == {"transformers", "fake"}
 
 
-@pytest.mark.parametrize("name", ["vllm", "tinker"])
-def test_an_engine_that_is_not_built_is_refused_in_words(name: str) -> None:
-    with pytest.raises(RequestError, match=f'"{name}" is not built; there is: transformers, fake'):
-        check_engines(Recipe(engine=Engine(sampler=name)))
+def test_an_engine_that_is_not_built_is_refused_in_words() -> None:
+    with pytest.raises(RequestError, match='"tinker" is not built; there is: transformers, vllm'):
+        check_engines(Recipe(engine=Engine(sampler="tinker")))
+
+
+@pytest.mark.skipif(installed(), reason="vllm is installed")
+def test_vllm_that_is_not_installed_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(RequestError, match='engine "vllm" needs vllm, which is not installed'):
+        check_engines(Recipe(engine=Engine(sampler="vllm")))

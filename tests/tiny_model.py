@@ -15,7 +15,9 @@ TEMPLATE = (
 SPECIAL = ["<bos>", "<eos>", "<pad>", "<user>", "<assistant>", "<nothink>", "<end>"]
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0, dtype: str = "float32") -> Path:
+def write_tiny_model(
+    folder: Path, *, seed: int = 0, dtype: str = "float32", head_dim: int = 8, tied: bool = True
+) -> Path:
     """A complete model folder: hidden 32, two layers, one token per printable character."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -31,10 +33,11 @@ def write_tiny_model(folder: Path, *, seed: int = 0, dtype: str = "float32") -> 
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=512,
         bos_token_id=0,
         eos_token_id=1,
-        tie_word_embeddings=True,
+        tie_word_embeddings=tied,
         initializer_range=0.2,
     )
     with torch.random.fork_rng():

@@ -157,6 +157,7 @@ def _make_sampler(job: Job) -> Sampler:
         job.target.path,
         dtype=job.facts["engine"]["dtype"],
         thinking=job.settings.thinking,
+        max_len=job.settings.max_len,
     )
 
 

