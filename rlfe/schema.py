@@ -234,7 +234,7 @@ class Engine(Section):
     device: str = key("auto", "auto, cpu, cuda, mps")
     threads: CountOrZero = key(0, "CPU threads of torch; 0: the library's default")
     sample_batch: Count | None = key(
-        None, "sequences generated at a time; None: 64 (transformers) or vLLM's default"
+        None, "sequences generated at a time; None: 64 (transformers), 512 (vllm)"
     )
     gpus_per_node: Count | None = key(None, "GPUs of one node; None: those that are visible")
     devices: str | None = key(None, 'visible GPUs such as "0,1"; None: as the process finds them')

@@ -89,8 +89,8 @@ def test_arguments_leave_nothing_to_the_checkpoint_or_to_defaults(tmp_path: Path
     assert found["load_format"] == "safetensors"
     assert "trust_remote_code" not in found
     assert found["gpu_memory_utilization"] == 0.9
-    assert found["compilation_config"] == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-    assert "max_num_seqs" not in found  # None: vLLM's default
+    assert found["max_num_seqs"] == 512
+    assert found["compilation_config"]["cudagraph_mode"] == "FULL_DECODE_ONLY"
 
 
 def test_graphs_are_captured_for_every_size_that_is_decoded(tmp_path: Path) -> None:

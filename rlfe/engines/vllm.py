@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,8 @@ from rlfe.types import Completion, Request
 if TYPE_CHECKING:
     from rlfe.engines.weights import Lora
 
+RESET_TRIES, RESET_PAUSE_SECONDS = 100, 0.02
+
 
 class VllmSampler:
     """A sampler that holds one vLLM engine.
@@ -49,7 +52,7 @@ class VllmSampler:
         max_len: Prompt plus completion, tokens, at most the model's; None: the model's.
         gpu_share: Share of the GPU's memory for weights and cache.
         max_batched_tokens: Tokens of one pass; None: vLLM's default.
-        sequences: Sequences decoded at a time; None: vLLM's default.
+        sequences: Sequences decoded at a time; None: 512, on a CPU vLLM's default.
         tensor_parallel: GPUs that share the weights.
         compilation: `eager`, `graphs` or `full` (`vllm_settings.Settings`).
         sleep: Give the cache's memory back after each `generate` until the next one.
@@ -209,7 +212,7 @@ class VllmSampler:
         """
         try:
             answers = self._ask(method, *arguments)
-            reset = self._llm.reset_prefix_cache()
+            reset = self._reset_prefix_cache()
         except Exception as error:
             self._stop()
             raise RlfeError(
@@ -247,8 +250,17 @@ class VllmSampler:
         self._adapter = LoRARequest(f"version-{number}", number, str(folder))
         if not self._llm.llm_engine.add_lora(self._adapter):
             raise RlfeError("vLLM did not take the LoRA adapter")
-        self._llm.reset_prefix_cache()
+        if not self._reset_prefix_cache():
+            raise RlfeError("vLLM did not reset its prefix cache after a new adapter")
         return str(self._ask("rlfe_check_adapter", str(file))[0]["fingerprint"])
+
+    def _reset_prefix_cache(self) -> bool:
+        """Drop cached keys and values; aborted requests may hold some for a moment."""
+        for _ in range(RESET_TRIES):
+            if self._llm.reset_prefix_cache():
+                return True
+            time.sleep(RESET_PAUSE_SECONDS)
+        return False
 
     # requests
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from rlfe.engines.source import read_json
 from rlfe.errors import RequestError
 
+SEQUENCES = 512  # decoded at a time on a GPU: vLLM's defaults differ by GPU, and so would samples
 CPU_CACHE_BYTES = 1 << 30  # vLLM would reserve its share of the whole memory
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes for max_lora_rank
 LOOSE = ("dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path")
@@ -32,7 +33,7 @@ class Settings:
     """How an engine is started.
 
     `compilation`: `eager`; `graphs` (CUDA graphs of decoding, no compiler: starts in seconds);
-    `full` (vLLM's default). `sequences`: decoded at a time; None: vLLM's default.
+    `full` (vLLM's default). `sequences`: decoded at a time; None: 512, on a CPU vLLM's default.
     """
 
     dtype: str
@@ -82,7 +83,7 @@ def engine_arguments(folder: Path, settings: Settings) -> dict[str, Any]:
     optional = {
         "max_model_len": settings.max_len,
         "max_num_batched_tokens": settings.max_batched_tokens,
-        "max_num_seqs": settings.sequences,
+        "max_num_seqs": settings.sequences or (None if settings.on_cpu else SEQUENCES),
     }
     arguments |= {name: value for name, value in optional.items() if value is not None}
     return arguments | _device_arguments(settings) | _lora_arguments(settings.lora_rank)
@@ -97,10 +98,11 @@ def _device_arguments(settings: Settings) -> dict[str, Any]:
     if settings.compilation == "eager":
         arguments["enforce_eager"] = True
     if settings.compilation == "graphs":
-        graphs: dict[str, Any] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-        if settings.sequences is not None:
-            graphs["max_cudagraph_capture_size"] = settings.sequences
-        arguments["compilation_config"] = graphs
+        arguments["compilation_config"] = {
+            "mode": 0,
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "max_cudagraph_capture_size": settings.sequences or SEQUENCES,
+        }
     return arguments
 
 

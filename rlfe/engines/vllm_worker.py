@@ -67,7 +67,7 @@ class Weights:
     def _rlfe_take(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         from vllm.config import set_current_vllm_config
 
-        with torch.inference_mode(), set_current_vllm_config(self.vllm_config):
+        with torch.no_grad(), set_current_vllm_config(self.vllm_config):
             self.model_runner.reload_weights(weights_iterator=iter(weights.items()))
             if self.device.type == "cpu":
                 _pack_again(self.model_runner.get_model())
