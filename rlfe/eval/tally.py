@@ -114,6 +114,11 @@ def judged_samples(store: Store, problem: str, n: int) -> list[tuple[Sample, Jud
     return rows[:n]
 
 
+def beneath(verdict: Judged) -> str:
+    """The status without the cut: a truncated reply keeps what it was beneath in its detail."""
+    return verdict.detail.split(":")[0] if verdict.status == "truncated" else verdict.status
+
+
 class _Seen:
     """Running totals behind `Rates`."""
 
@@ -126,7 +131,7 @@ class _Seen:
         self.tokens += sum(sample.tokens for sample, _ in rows)
         self.cut += sum(sample.finish == "length" for sample, _ in rows)
         self.distinct += len({verdict.answer for _, verdict in rows})
-        self.statuses.update(verdict.status for _, verdict in rows)
+        self.statuses.update(beneath(verdict) for _, verdict in rows)
 
     def rates(self) -> Rates:
         def share(count: int) -> float:

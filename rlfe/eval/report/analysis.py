@@ -1,0 +1,340 @@
+"""Everything that the report states, computed from the gathered counts; plain values out.
+
+Shares become rounded numbers at the very end. One set of bootstrap and sign draws per (task,
+number of problems) serves all comparisons, derived from the report seed: same inputs, same bytes.
+Comparisons against the base and between arms at the last common step are exploratory unless a
+criterion declares them; the arm comparisons are corrected together (Holm).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from rlfe.eval import forgetting as lost
+from rlfe.eval.paired import Comparison, compare, crossover, draw_signs, holm
+from rlfe.eval.passk import pass_at_all_k, shown_ks
+from rlfe.eval.report.gather import Group, Point, Run
+from rlfe.eval.statistics import DRAWS, draw_weights, over_problems, over_seeds, sampling_only
+from rlfe.randomness import generator
+
+TRAINED = {"mbpp": "mbpp_plus", "gsm8k": "gsm8k", "deepcoder": "deepcoder"}
+ONE_SEED = "1 seed: intervals cover problems, not training randomness"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """Shared random draws for one (task, number of problems)."""
+
+    weights_BP: np.ndarray
+    signs_BP: np.ndarray
+
+
+class Analysis:
+    """Computes the payload of a report.
+
+    Args:
+        runs: The runs, by name.
+        groups: Their evaluations (`gather.read_groups`).
+        seed: Report seed.
+    """
+
+    def __init__(self, runs: Sequence[Run], groups: Sequence[Group], seed: int = 0) -> None:
+        self.runs, self.groups, self._seed = runs, groups, seed
+        self._by_name = {run.name: run for run in runs}
+        self._draws: dict[tuple[str, int], Draws] = {}
+        self._values: dict[tuple[str, str, str, int], np.ndarray] = {}
+
+    def payload(self) -> dict[str, Any]:
+        """Every number of the report, in JSON's own types."""
+        return {
+            "runs": [self._run(run) for run in self.runs],
+            "groups": [self._group(group) for group in self.groups if group.points],
+            "paths": self.paths(),
+            "stability": self.stabilities(),
+            "notes": self.notes(),
+        }
+
+    def notes(self) -> list[str]:
+        """What a reader has to know before the numbers."""
+        notes = [f"{g.task} {g.settings}: {text}" for g in self.groups for text in g.left_out]
+        arms: dict[tuple[str, str, float], int] = {}
+        for run in self.runs:
+            key = (run.cell.model, run.arm, run.cell.lr)
+            arms[key] = arms.get(key, 0) + 1
+        if arms and max(arms.values()) == 1:
+            notes.append(ONE_SEED)
+        for run in self.runs:
+            if not run.finished:
+                last = max((line["step"] for line in run.metrics), default=0)
+                reason = run.provenance.get("ended")
+                why = f" ({reason})" if reason else ""
+                notes.append(f"{run.name} stopped at step {last} of {run.recipe.train.steps}{why}")
+        return notes
+
+    def _run(self, run: Run) -> dict[str, Any]:
+        return {
+            "name": run.name,
+            "model": run.cell.model,
+            "arm": run.arm,
+            "lr": run.cell.lr,
+            "lr_text": run.lr_text,
+            "seed": run.cell.seed or 0,
+            "finished": run.finished,
+        }
+
+    # -- scores
+
+    def values(self, group: Group, point: Point) -> np.ndarray:
+        """Per-problem pass@k [P, K] of a point, computed once."""
+        key = (group.task, group.settings, point.cell, point.step)
+        if key not in self._values:
+            self._values[key] = pass_at_all_k(group.n, point.correct_P)
+        return self._values[key]
+
+    def draws(self, group: Group) -> Draws:
+        """Draws of this task and number of problems."""
+        key = (group.task, len(group.problems))
+        if key not in self._draws:
+            size = len(group.problems)
+            self._draws[key] = Draws(
+                weights_BP=draw_weights(size, DRAWS, self._stream("bootstrap", group.task)),
+                signs_BP=draw_signs(size, self._stream("signs", group.task)),
+            )
+        return self._draws[key]
+
+    def _stream(self, use: str, task: str) -> np.random.Generator:
+        return generator(self._seed, use, "report", task)
+
+    def base_of(self, group: Group, cell: str) -> Point | None:
+        """The base model's point of a cell in this group."""
+        run = self._by_name.get(cell)
+        return group.at(run.cell.model, 0) if run is not None else None
+
+    def _group(self, group: Group) -> dict[str, Any]:
+        return {
+            "task": group.task,
+            "settings": group.settings,
+            "n": group.n,
+            "shown": list(shown_ks(group.n)),
+            "problems": list(group.problems),
+            "facts": dict(group.facts),
+            "points": [self._point(group, point) for point in group.points],
+            "against_base": self._against_base(group),
+            "arms": self._arms(group),
+            "seeds": self._seeds(group),
+        }
+
+    def _point(self, group: Group, point: Point) -> dict[str, Any]:
+        p_PK = self.values(group, point)
+        found: dict[str, Any] = {
+            "cell": point.cell,
+            "step": point.step,
+            "score": rounded(p_PK.mean(axis=0)),
+            "correct": [int(c) for c in point.correct_P],
+            "rates": {name: round(value, 4) for name, value in point.rates.items()},
+        }
+        if len(group.problems) > 1:
+            interval = over_problems(p_PK, self.draws(group).weights_BP)
+            noise = sampling_only(
+                group.n, point.correct_P, self._stream("sampling", group.task), 200
+            )
+            found |= {
+                "low": rounded(interval.low_K),
+                "high": rounded(interval.high_K),
+                "sampling_se": rounded(noise.se_K, 5),
+            }
+        return found
+
+    # -- comparisons
+
+    def comparison(self, group: Group, a: Point, b: Point) -> Comparison | None:
+        """a - b, paired; None where there is a single problem."""
+        if len(group.problems) < 2:
+            return None
+        draws = self.draws(group)
+        return compare(
+            self.values(group, a), self.values(group, b), draws.weights_BP, draws.signs_BP
+        )
+
+    def _against_base(self, group: Group) -> list[dict[str, Any]]:
+        found = []
+        for point in group.points:
+            base = self.base_of(group, point.cell)
+            if base is None:
+                continue
+            result = self.comparison(group, point, base)
+            if result is None:
+                continue
+            reverse = self.comparison(group, base, point)
+            assert reverse is not None
+            changes = lost.transitions(base.correct_P, point.correct_P, group.n)
+            support = lost.support(base.correct_P, point.correct_P, group.n, group.n)
+            found.append(
+                {
+                    "cell": point.cell,
+                    "step": point.step,
+                    **_curve(result),
+                    "crossover": crossover(reverse),
+                    "transitions": changes._asdict(),
+                    "support": support._asdict(),
+                }
+            )
+        return found
+
+    def _arms(self, group: Group) -> list[dict[str, Any]]:
+        """Pairs of arms with the same model, lr and seed, at their last common kept step."""
+        found = []
+        for a, b in combinations(self.runs, 2):
+            if (a.cell.model, a.cell.lr, a.cell.seed) != (b.cell.model, b.cell.lr, b.cell.seed):
+                continue
+            steps = {p.step for p in group.series(a.name)} & {p.step for p in group.series(b.name)}
+            if not steps:
+                continue
+            step = max(steps)
+            points = group.at(a.name, step), group.at(b.name, step)
+            assert points[0] is not None
+            assert points[1] is not None
+            result = self.comparison(group, points[0], points[1])
+            if result is not None:
+                names = {"a": a.name, "b": b.name, "step": step, "lr_text": a.lr_text}
+                found.append({**names, **_curve(result)})
+        for k in shown_ks(group.n):
+            adjusted = holm([entry["p"][k - 1] for entry in found])
+            for entry, p in zip(found, adjusted, strict=True):
+                entry.setdefault("holm", {})[str(k)] = round(p, 4)
+        return found
+
+    def _seeds(self, group: Group) -> list[dict[str, Any]]:
+        """Mean pass@1 over seeds of one (model, arm, lr) and step, where there are several."""
+        places: dict[tuple[str, str, float, int], list[float]] = {}
+        for point in group.points:
+            run = self._by_name.get(point.cell)
+            if run is not None:
+                key = (run.cell.model, run.arm, run.cell.lr, point.step)
+                places.setdefault(key, []).append(float(point.correct_P.mean()) / group.n)
+        return [
+            {"model": model, "arm": arm, "lr": lr, "step": step, **over_seeds(scores)._asdict()}
+            for (model, arm, lr, step), scores in sorted(places.items())
+            if len(scores) > 1
+        ]
+
+    # -- learned and forgotten
+
+    def trained_group(self, run: Run) -> Group | None:
+        """The group of the task that a run trained on, with the base and most points."""
+        return self._best_group(run, TRAINED.get(run.recipe.task.name, run.recipe.task.name))
+
+    def _best_group(self, run: Run, task: str) -> Group | None:
+        usable = [
+            g
+            for g in self.groups
+            if g.task == task and g.at(run.cell.model, 0) is not None and g.series(run.name)
+        ]
+        return max(usable, key=lambda g: len(g.series(run.name)), default=None)
+
+    def paths(self) -> list[dict[str, Any]]:
+        """Gain against forgetting over the steps of each run, on pass@1."""
+        return [path for run in self.runs if (path := self._path(run)) is not None]
+
+    def _path(self, run: Run) -> dict[str, Any] | None:
+        trained = self.trained_group(run)
+        if trained is None:
+            return None
+        tasks = sorted(
+            {g.task for g in self.groups if not g.task.endswith("_base")} - {trained.task}
+        )
+        others = [g for task in tasks if (g := self._best_group(run, task)) is not None]
+        gains, losses, steps = [0.0], [0.0], [0]
+        base = _pass_at_1(trained, run.cell.model, 0)
+        starts = {g.task: _pass_at_1(g, run.cell.model, 0) for g in others}
+        for point in trained.series(run.name):
+            now = {g.task: _pass_at_1(g, run.name, point.step) for g in others}
+            known = {task: value for task, value in now.items() if value is not None}
+            first = {task: value for task, value in starts.items() if value is not None}
+            loss = lost.mean_forgetting(first, known) if len(known) == len(others) else None
+            if base is None or loss is None:
+                continue
+            steps.append(point.step)
+            gains.append(lost.gain(float(point.correct_P.mean()) / trained.n, base))
+            losses.append(loss)
+        if len(steps) < 2:
+            return None
+        return {
+            "cell": run.name,
+            "trained": trained.task,
+            "others": [g.task for g in others],
+            "steps": steps,
+            "gain": [round(x, 5) for x in gains],
+            "forgetting": [round(x, 5) for x in losses],
+            "area": lost.area(steps, losses),
+            "max_forgetting": round(lost.max_forgetting([-x for x in losses])[-1], 5),
+        }
+
+    def stabilities(self) -> list[dict[str, Any]]:
+        """Stable, dip, unstable or collapsed, for each run with an evaluated base."""
+        found = []
+        for run in self.runs:
+            group = self.trained_group(run)
+            if group is None:
+                continue
+            base = group.at(run.cell.model, 0)
+            assert base is not None
+            points = [base, *(p for p in group.series(run.name) if p.step > 0)]
+            arrays = [point.correct_P / group.n for point in points]
+            diverged = run.provenance.get("ended") == "diverged"
+            last = max((line["step"] for line in run.metrics), default=0)
+            state = lost.stability(
+                [point.step for point in points], arrays, diverged_at=last if diverged else None
+            )
+            found.append({"cell": run.name, **asdict(state)})
+        return found
+
+
+def _pass_at_1(group: Group, cell: str, step: int) -> float | None:
+    point = group.at(cell, step)
+    return None if point is None else float(point.correct_P.mean()) / group.n
+
+
+def _curve(result: Comparison) -> dict[str, Any]:
+    names = ("effect", "low", "high", "band_low", "band_high", "detectable")
+    arrays = {name: rounded(getattr(result, f"{name}_K")) for name in names}
+    return {
+        **arrays,
+        "p": rounded(result.p_K),
+        "multiplier": round(result.multiplier, 3),
+    }
+
+
+def rounded(values: np.ndarray, digits: int = 4) -> list[float | None]:
+    """Plain numbers; NaN becomes None. Adding 0.0 turns -0.0 into 0.0."""
+    return [
+        None if math.isnan(value) else round(float(value), digits) + 0.0
+        for value in values.tolist()
+    ]
+
+
+def retention_rows(analysis: Analysis, ks: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
+    """Retention s(t)/s(0) of every point on every task at pass@1, with its paired interval."""
+    found = []
+    for group in analysis.groups:
+        for point in group.points:
+            base = analysis.base_of(group, point.cell)
+            if base is None or len(group.problems) < 2:
+                continue
+            column = (ks or {}).get(group.task, 1) - 1
+            ratio = lost.retention(
+                analysis.values(group, base)[:, column],
+                analysis.values(group, point)[:, column],
+                analysis.draws(group).weights_BP,
+            )
+            if ratio is not None:
+                found.append(
+                    {"cell": point.cell, "step": point.step, "task": group.task, **ratio._asdict()}
+                )
+    return found
