@@ -91,7 +91,7 @@ def test_an_unchanged_push_makes_no_commit(world, tmp_path, repo):
 
 
 def test_only_a_changed_file_is_sent_again(world, tmp_path, repo):
-    hub, driver = world
+    _hub, driver = world
     run = make_run(tmp_path)
     assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
     make_checkpoint(run / "global_step_30", seed=7)
@@ -142,7 +142,9 @@ def test_a_token_without_the_right_is_refused_before_any_byte(lfs, tmp_path, tok
     assert len(hub.requests("PUT", "/_lfs")) == before
 
 
-@pytest.mark.parametrize("name", ["no-namespace", "a/b/c", "my-org/x.git", "my-org/a..b", "hf://a/b"])
+@pytest.mark.parametrize(
+    "name", ["no-namespace", "a/b/c", "my-org/x.git", "my-org/a..b", "hf://a/b"]
+)
 def test_an_invalid_repository_name_is_refused_before_any_request(lfs, tmp_path, name):
     hub, driver = lfs
     run = make_run(tmp_path)
@@ -316,7 +318,7 @@ def test_journal_and_receipt_name_every_commit_and_no_token(lfs, tmp_path, repo)
 
 
 def test_a_difference_after_the_upload_is_exit_3(lfs, tmp_path, repo):
-    hub, driver = lfs
+    _hub, driver = lfs
     run = make_run(tmp_path, steps=(30,))
     assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
     known = run / ".rlfe" / "hashes.json"
@@ -344,7 +346,7 @@ def test_a_gated_repository_is_told_apart_from_a_missing_one(lfs, tmp_path, repo
 
 
 def test_pull_prints_a_complete_folder_and_names_the_nearest_step(world, tmp_path, repo):
-    hub, driver = world
+    _hub, driver = world
     run = make_run(tmp_path, shards=2)
     assert driver.rlfe("push", run, "--repo", repo, "--tag", "v1", "--yes").code == 0
     done = driver.rlfe("pull", f"hf://{repo}/{run.name}/global_step_60@v1")
@@ -361,7 +363,7 @@ def test_pull_prints_a_complete_folder_and_names_the_nearest_step(world, tmp_pat
 
 
 def test_pull_of_a_cell_brings_all_steps_in_order_and_its_records(lfs, tmp_path, repo):
-    hub, driver = lfs
+    _hub, driver = lfs
     run = make_run(tmp_path / "runs", steps=(30, 100))
     assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
     place = tmp_path / "local"
@@ -373,7 +375,7 @@ def test_pull_of_a_cell_brings_all_steps_in_order_and_its_records(lfs, tmp_path,
 
 
 def test_the_card_in_the_repository_is_checked_for_staleness(lfs, tmp_path, repo):
-    hub, driver = lfs
+    _hub, driver = lfs
     run = make_run(tmp_path)
     assert driver.rlfe("push", run, "--repo", repo, "--no-verify", "--yes").code == 0
     fresh = driver.rlfe("card", run, "--repo", repo, "--check")
@@ -449,7 +451,12 @@ def test_a_wrong_request_is_exit_2_with_a_hint(lfs, tmp_path, arguments):
 
 def test_offline_is_exit_7(tmp_path):
     run = make_run(tmp_path)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_TOKEN": "hf_x", "HF_HOME": str(tmp_path)}
+    environment = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "HF_TOKEN": "hf_x",
+        "HF_HOME": str(tmp_path),
+    }
     done = subprocess.run(
         [sys.executable, "-m", "rlfe", "push", run, "--repo", "my-org/x", "--yes"],
         env=environment, capture_output=True, text=True,

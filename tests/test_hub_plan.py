@@ -293,7 +293,12 @@ def test_a_path_is_the_runs_own_name_whatever_was_typed(tmp_path, monkeypatch):
     link.symlink_to(run)
     monkeypatch.chdir(run / "global_step_30")
     expected = f"{run.name}/global_step_30"
-    for typed in (str(link / "global_step_30"), ".", "../global_step_30/", f"{run}//global_step_30"):
+    for typed in (
+        str(link / "global_step_30"),
+        ".",
+        "../global_step_30/",
+        f"{run}//global_step_30",
+    ):
         assert subfolder(typed) == expected
     assert subfolder(f"C:\\runs\\{run.name}\\global_step_30", windows=True) == expected
     assert subfolder(f"runs\\{run.name}\\global_step_30") == expected
@@ -319,11 +324,11 @@ def test_our_repository_rule_is_never_laxer_than_the_clients(name):
 
 def test_planning_leaves_only_the_cache_behind(tmp_path):
     run = make_run(tmp_path)
-    before = {path for path in run.rglob("*")}
+    before = set(run.rglob("*"))
     cache = Cache(run)
     discover(run, cache)
     cache.save()
-    added = {path for path in run.rglob("*")} - before
+    added = set(run.rglob("*")) - before
     assert {path.name for path in added} == {".rlfe", "hashes.json"}
     assert os.access(run / ".rlfe" / "hashes.json", os.R_OK)
     assert make_checkpoint(run / "global_step_90").is_dir()

@@ -16,6 +16,7 @@ import click
 
 from rlfe import records
 from rlfe.cli import help as pages
+from rlfe.cli.card_statistics import comparisons, holdout, read_counts
 from rlfe.errors import RequestError, RlfeError
 from rlfe.hub import card, metadata
 from rlfe.hub.cache import Cache
@@ -147,10 +148,12 @@ def publication(
     results = read_tables(paths, names)
     rows = [row for path in paths for row in _rows(path, names)] if results.scores else []
     files = _files(rows, results)
+    counts = read_counts(paths, names) if results.scores else {}
     plots = [Plot(path=PLOT, caption="pass@k over steps")] if PLOT in files else []
     material = Material(
         repo_id=repo_id, cells=cells, results=results, license=chosen,
         base_model=stated.base_model, plots=plots, other_cells=other_cells,
+        comparisons=comparisons(counts, cells), holdout=holdout(cells),
         commits=journal_commits(runs, repo_id),
     )  # fmt: skip
     return Publication(material=material, files=files)

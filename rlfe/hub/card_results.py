@@ -21,14 +21,13 @@ def score_table(material: Material, task: str, settings: str) -> dict[str, Any]:
     results = material.results
     points = sorted(p for p in results.scores if (p.task, p.settings) == (task, settings))
     names = {cell.name for cell in material.cells}
-    shown = [
-        point for point in points if point.cell not in names or point in _shown(points, results)
-    ]
+    chosen = _shown(points, results)
+    shown = [point for point in points if point.cell not in names or point in chosen]
     ks = _shown_ks(results.samples[task, settings])
     return {
         "task": task, "ks": ks, "rows": [_score_row(p, results, ks, names) for p in shown],
         "protocol": protocol(material, task, settings),
-        "caption": f"pass@k in percent, [95 % {results.intervals[task, settings] or 'none'}]. "
+        "caption": f"pass@k in percent [{results.intervals[task, settings] or 'no interval'}]. "
         "Base, best, last and every 100th step; all steps are in `evals/`.",
     }  # fmt: skip
 

@@ -100,7 +100,8 @@ def problem(readme: str) -> Fault | None:
 
 
 KEY_OF = {
-    "bad_license": "license", "unknown_license": "license", "bad_tags": "tags", "bad_language": "language",
+    "bad_license": "license", "unknown_license": "license", "bad_tags": "tags",
+    "bad_language": "language",
     "bad_model_index": "model-index", "bad_base_model": "base_model", "bad_datasets": "datasets",
     "bad_library": "library_name", "bad_pipeline": "pipeline_tag",
     "bad_relation": "base_model_relation",
