@@ -16,7 +16,7 @@ from typing import Any
 from rlfe.sandbox.inside import kernel, landlock, namespaces, places, seccomp
 
 TIERS = ("namespaces", "filters", "limits")
-FILE_BYTES, OPEN_FILES, SCRATCH_BYTES = 32 << 20, 64, 64 << 20
+FILE_BYTES, OPEN_FILES, SCRATCH_BYTES, SCRATCH_ENTRIES = 32 << 20, 64, 64 << 20, 30_000
 THREADS = 64
 
 
@@ -112,15 +112,17 @@ class Jail:
         """Whether a child wrote more than its folder may hold (where no tmpfs limits it)."""
         if self.fresh or self.by == "bubblewrap":
             return False
-        total = 0
-        for folder, _, names in os.walk(self.scratch):
-            for name in names:
-                try:
-                    total += os.lstat(f"{folder}/{name}").st_blocks * 512
-                except OSError:
-                    continue
-                if total > SCRATCH_BYTES:
-                    return True
+        total, entries, folders = 0, 0, [self.scratch]
+        while folders:
+            try:
+                found = list(os.scandir(folders.pop()))
+                total += sum(entry.stat(follow_symlinks=False).st_blocks for entry in found)
+                folders += [e.path for e in found if e.is_dir(follow_symlinks=False)]
+            except OSError:  # gone meanwhile, locked, or a path that has become too long
+                continue
+            entries += len(found)
+            if total * 512 > SCRATCH_BYTES or entries > SCRATCH_ENTRIES:
+                return True
         return False
 
     def after_child(self) -> None:
@@ -227,7 +229,7 @@ def _namespaces(options: Mapping[str, Any]) -> Jail | None:
     if not _works(root, options["packages"]):
         return None
     got = namespaces.enter(root, options["packages"])
-    jail = Jail("namespaces", "/tmp")
+    jail = Jail("namespaces", namespaces.SCRATCH)
     jail.own_pids = jail.fresh = got["own_user_namespace"]
     places.forget_packages("/site")
     return jail
@@ -245,7 +247,7 @@ def _works(root: str, packages: Mapping[str, str]) -> bool:
 
 
 def _bubblewrapped() -> Jail:
-    jail = Jail("namespaces", "/tmp")
+    jail = Jail("namespaces", namespaces.SCRATCH)
     jail.by = "bubblewrap"
     places.forget_packages("/site")
     return jail

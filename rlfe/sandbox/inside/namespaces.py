@@ -1,6 +1,6 @@
 """A file system of our own: user, mount, network, IPC and UTS namespaces, from Python.
 
-What: a read-only root with libraries, devices and a small /tmp, no /proc, no network, and a uid
+What: a read-only root with libraries, devices and a small scratch, no /proc, no network, and a uid
 other than 0. What not: process ids (each child gets its own namespace, `lockdown`). Any OSError
 means that this system does not allow it. Order and flags follow namespaces(7) and pivot_root(2).
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from rlfe.sandbox.inside import kernel, places
 
+SCRATCH = "/scratch"
 SCRATCH_OPTIONS = "size=48m,nr_inodes=4096,mode=0777"
 NOBODY = 65534
 _FLAG_PAIRS = ((1, 1), (2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
@@ -89,8 +90,10 @@ def _fill(root: str, packages: Mapping[str, str]) -> None:
     os.makedirs(f"{root}/site")
     for name, path in places.packages(dict(packages)):
         _show(path, f"{root}/site/{name}")
-    os.makedirs(f"{root}/tmp")
-    kernel.mount("tmpfs", f"{root}/tmp", "tmpfs", _scratch_flags(), SCRATCH_OPTIONS)
+    os.makedirs(root + SCRATCH)
+    kernel.mount("tmpfs", root + SCRATCH, "tmpfs", _scratch_flags(), SCRATCH_OPTIONS)
+    if not os.path.lexists(f"{root}/tmp"):  # the interpreter itself may lie under /tmp
+        os.symlink(SCRATCH, f"{root}/tmp")
 
 
 def _scratch_flags() -> int:
@@ -98,10 +101,10 @@ def _scratch_flags() -> int:
 
 
 def fresh_scratch(first: bool = False) -> None:
-    """An empty /tmp, whatever a program left there."""
+    """An empty scratch folder, whatever a program left there."""
     if not first:
-        kernel.unmount("/tmp")
-    kernel.mount("tmpfs", "/tmp", "tmpfs", _scratch_flags(), SCRATCH_OPTIONS)
+        kernel.unmount(SCRATCH)
+    kernel.mount("tmpfs", SCRATCH, "tmpfs", _scratch_flags(), SCRATCH_OPTIONS)
 
 
 def _place(path: str, target: str) -> None:

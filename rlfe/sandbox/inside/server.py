@@ -124,7 +124,7 @@ class Server:
             cause, wait = limit.check(self._index())
             if cause is not None:
                 return cause
-            if self.jail.overfull():
+            if limit.is_time_to_look() and self.jail.overfull():
                 return OUTPUT
             for source, _ in poll.poll(wait * 1000):
                 if source == self.requests:
@@ -155,6 +155,14 @@ class Clock:
         self.normal, self.slow = job["call_seconds"], job["slow_calls"]
         self.load, self.is_loaded = job["load_seconds"], False
         self.mark_cpu, self.mark_wall = 0.0, child.started
+        self.next_look = child.started + POLL_SECONDS
+
+    def is_time_to_look(self) -> bool:
+        """Now and then: whether the child has run for another quarter of a second."""
+        if time.monotonic() < self.next_look:
+            return False
+        self.next_look = time.monotonic() + POLL_SECONDS
+        return True
 
     def moved(self) -> None:
         """Something came: the time of the next call starts."""
