@@ -97,7 +97,8 @@ def write_evals(
                 counts.append({**key, **problem, "correct": str(right)})
             values = [str(n * len(correct_P)), *("0.05",) * 6, "80.0"]
             rates.append({**key, **dict(zip(RATES, values, strict=True))})
-            settings[text] = {**FACTS, "task": task, "n": n, "judge": "toy v1"}
+            asked = task.replace("_base", "_plus")
+            settings[text] = {**FACTS, "task": asked, "n": n, "judge": "toy v1"}
             if samples and task == "mbpp_plus":
                 write_samples(folder, step, task, correct_P, n)
     columns = ("cell", "step", "task", "settings", "problem", "n", "correct")

@@ -54,11 +54,21 @@ class Analysis:
         """Every number of the report, in JSON's own types."""
         return {
             "runs": [self._run(run) for run in self.runs],
-            "groups": [self._group(group) for group in self.groups if group.points],
+            "groups": [self._group(group) for group in self._ordered() if group.points],
             "paths": self.paths(),
             "stability": self.stabilities(),
             "notes": self.notes(),
         }
+
+    def _ordered(self) -> list[Group]:
+        """Trained tasks first, then the others, then the base-tests rows."""
+        trained = {TRAINED.get(run.recipe.task.name) for run in self.runs}
+
+        def place(group: Group) -> tuple[int, str, str]:
+            side = 2 if group.task.endswith("_base") else int(group.task not in trained)
+            return side, group.task, group.settings
+
+        return sorted(self.groups, key=place)
 
     def notes(self) -> list[str]:
         """What a reader has to know before the numbers."""

@@ -190,7 +190,7 @@ function showHeat() {
   const problem = order[state.row], id = group().problems[problem], step = points[state.column].step;
   const detail = $("detail");
   detail.replaceChildren(make("h3", {}, `${id}, step ${step}: ${points[state.column].correct[problem]} of ${group().n} right`),
-    table(["step", ...points.map((p) => String(p.step))], [["right", ...points.map((p) => p.correct[problem])]]));
+    make("div", { class: "scroll" }, table(["step", ...points.map((p) => String(p.step))], [["right", ...points.map((p) => p.correct[problem])]])));
   const found = (D.samples[`${group().task}|${group().settings}|${id}`] || []).filter((s) => s.cell === points[state.column].cell && s.step === step);
   for (const s of found) detail.append(make("p", { class: "soft" }, `${s.status}${s.detail ? ": " + s.detail : ""}`), make("pre", {}, s.text));
   if (!found.length) detail.append(make("p", { class: "soft" }, "no sample of this place is kept on this page; all are in the run's evals folder"));
