@@ -194,7 +194,7 @@ class Reading:
             return
         self._buffer += data
         at = 0
-        while len(self._buffer) - at >= 5:
+        while len(self._buffer) - at >= 5 and (self.wrong is None or self.part.keep_going):
             size = int.from_bytes(self._buffer[at + 1 : at + 5], "big")
             if len(self._buffer) - at - 5 < size:
                 break

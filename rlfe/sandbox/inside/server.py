@@ -240,6 +240,9 @@ def main() -> None:
         importlib.import_module(name)
     options = json.loads(sys.argv[1])
     jail = lockdown.enter(options)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rlfe"]:
+        del sys.modules[name]  # programs import their own things, never ours
+    sys.argv[:] = [""]
     gc.disable()
     gc.collect()
     gc.freeze()

@@ -1,0 +1,221 @@
+"""The pool: verdicts, limits, and that nothing is lost when workers die."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlfe.sandbox.encoding import encode
+from rlfe.sandbox.parts import Case, Outcome, Part
+from rlfe.sandbox.pool import Judge
+from rlfe.types import Status
+
+RIGHT = "def add(a, b):\n    return a + b\n"
+SLOW = "import time\ndef add(a, b):\n    time.sleep(0.05)\n    return a + b\n"
+WANTED = [encode(5), encode(10)]
+
+
+def part(**changes: Any) -> Part:
+    settings: dict[str, Any] = {"cpu_seconds": 0.4, "call_seconds": 0.4, **changes}
+    return Part(
+        name="asserts",
+        mode="expressions",
+        inputs=("add(2, 3)", "add(4, 6)"),
+        check=lambda i, data: data == WANTED[i],
+        **settings,
+    )
+
+
+def one(judge: Judge, program: str, **changes: Any) -> Outcome:
+    ((_, outcome),) = judge.run([Case(key=0, program=program, parts=(part(**changes),))])
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def judge() -> Iterator[Judge]:
+    with Judge(workers=2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "detail"),
+    [
+        (RIGHT, Status.PASSED, ""),
+        ("def add(a, b):\n    return a - b\n", Status.FAILED, "input 0: wrong value"),
+        ("def add(a, b):\n    return 5\n", Status.FAILED, "input 1: wrong value"),
+        ("def add(a, b):\n    return 1 / 0\n", Status.FAILED, "input 0: raised ZeroDivisionError"),
+        ("x = 1 / 0\n", Status.FAILED, "load: raised ZeroDivisionError"),
+        ("def add(a, b)\n", Status.SYNTAX_ERROR, "expected ':' (<program>, line 1)"),
+        ("x = 1\n", Status.FAILED, "input 0: raised NameError"),
+        ("import os\nos._exit(0)\n", Status.CRASHED, "input 0: ended early, exit status 0"),
+        ("def add(a, b):\n    while True: pass\n", Status.TIMEOUT, "input 0: cpu limit"),
+        ("def add(a, b):\n    return bytearray(9 << 30)\n", Status.CRASHED,
+         "input 0: raised MemoryError"),
+        ("import os\nwhile True: os.write(3, b'V\\0\\0\\0\\1N' * 5000)\n", Status.FAILED,
+         "input 0: wrong value"),
+    ],
+)  # fmt: skip
+def test_each_end_has_its_status(judge: Judge, program: str, status: Status, detail: str) -> None:
+    outcome = one(judge, program)
+    assert (outcome.status, outcome.detail) == (status, detail)
+
+
+def test_a_sleeper_is_caught_by_the_wall_clock(judge: Judge) -> None:
+    started = time.monotonic()
+    outcome = one(judge, "import time\ntime.sleep(60)\n", cpu_seconds=0.1)
+    assert outcome.status is Status.TIMEOUT
+    assert 2.0 < time.monotonic() - started < 6.0
+
+
+def test_a_right_program_that_starts_a_thread_passes(judge: Judge) -> None:
+    program = (
+        "import threading\ndef add(a, b):\n    found = []\n"
+        "    thread = threading.Thread(target=lambda: found.append(a + b))\n"
+        "    thread.start()\n    thread.join()\n    return found[0]\n"
+    )
+    assert one(judge, program).status is Status.PASSED
+
+
+def test_the_program_sees_no_files_of_ours_and_no_environment(judge: Judge) -> None:
+    if judge.tier["tier"] == "limits":
+        pytest.skip("this system allows no isolation")
+    here = str(Path(__file__).parent)
+    for attempt in (
+        f"import os; os.listdir({here!r})",
+        "open('/etc/passwd').read()",
+        "import rlfe",
+        "import socket; socket.socket()",
+        "import os; os.fork()",
+    ):
+        assert one(judge, f"{attempt}\n{RIGHT}").status is Status.FAILED, attempt
+    assert one(judge, f"import os\nassert 'HOME' not in os.environ\n{RIGHT}").status == "passed"
+
+
+def test_a_program_finds_an_empty_writable_folder_each_time(judge: Judge) -> None:
+    program = "import os\nassert not os.listdir('.')\nopen('x', 'w').write('y')\n" + RIGHT
+    assert [one(judge, program).status for _ in range(4)] == ["passed"] * 4
+
+
+def test_plus_runs_only_after_base_passed_and_stops_at_the_first_wrong_value(judge: Judge) -> None:
+    seen: list[int] = []
+
+    def wrong(index: int, data: bytes) -> bool:
+        seen.append(index)
+        return False
+
+    base, plus = part(), part(keep_going=False)
+    checked = Part(name="plus", mode="expressions", inputs=plus.inputs * 9, check=wrong)
+    ((_, outcome),) = judge.run([Case(key=0, program=RIGHT, parts=(base, checked))])
+    assert [(p.name, str(p.status)) for p in outcome.parts] == [
+        ("asserts", "passed"), ("plus", "failed"),
+    ]  # fmt: skip
+    assert seen == [0]
+    ((_, skipped),) = judge.run([Case(key=0, program="x = 1\n", parts=(base, checked))])
+    assert len(skipped.parts) == 1
+
+
+def test_keep_going_counts_the_right_answers(judge: Judge) -> None:
+    outcome = one(judge, "def add(a, b):\n    return 10\n", keep_going=True)
+    assert (outcome.status, outcome.parts[0].right, outcome.parts[0].total) == ("failed", 1, 2)
+    raising = "def add(a, b):\n    return {2: 1 / (a - 2) if a == 2 else 0, 4: 10}[a]\n"
+    outcome = one(judge, raising, keep_going=True)
+    assert (outcome.status, outcome.parts[0].right) == ("failed", 1)
+
+
+def test_a_timeout_is_run_again_alone_and_both_times_are_kept(judge: Judge) -> None:
+    loop = Case(key="loop", program="while True: pass\n", parts=(part(),), confirm=True)
+    others = [Case(key=n, program=RIGHT, parts=(part(),)) for n in range(10)]
+    ends = {case.key: outcome for case, outcome in judge.run([loop, *others])}
+    assert {str(ends[n].status) for n in range(10)} == {"passed"}
+    assert ends["loop"].status is Status.TIMEOUT
+    result = ends["loop"].parts[0]
+    assert result.first_cpu is not None
+    assert 0.4 <= result.first_cpu < 1.0
+    assert 0.4 <= result.cpu < 1.0
+
+
+def test_judging_starts_when_it_is_asked_not_when_it_is_read(judge: Judge) -> None:
+    done = threading.Event()
+    judge.submit(Case(key=0, program=RIGHT, parts=(part(),)), lambda case, outcome: done.set())
+    assert done.wait(10)
+
+
+def test_dead_workers_lose_no_sample() -> None:
+    """Workers are killed again and again; every case has its verdict all the same."""
+    with Judge(workers=2) as pool:
+        results = pool.run([Case(key=n, program=SLOW, parts=(part(),)) for n in range(30)])
+        stop = threading.Event()
+
+        def kill() -> None:
+            for _ in range(4):
+                stop.wait(0.3)
+                for worker in pool._workers[:1]:
+                    os.kill(worker._process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        ends = {case.key: str(outcome.status) for case, outcome in results}
+        stop.set()
+        killer.join()
+    assert ends == dict.fromkeys(range(30), "passed")
+
+
+def test_killing_the_whole_pool_in_the_middle_loses_no_sample() -> None:
+    with Judge(workers=2) as pool:
+        results = pool.run([Case(key=n, program=SLOW, parts=(part(),)) for n in range(12)])
+        time.sleep(0.2)
+        for worker in list(pool._workers):
+            os.kill(worker._process.pid, signal.SIGKILL)
+        ends = [str(outcome.status) for _, outcome in results]
+    assert ends == ["passed"] * 12
+
+
+def test_a_worker_that_stops_answering_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlfe.sandbox.pool.GRACE_SECONDS", 0.5)
+    with Judge(workers=1) as pool:
+        results = pool.run([Case(key=0, program=SLOW, parts=(part(cpu_seconds=0.1),))])
+        os.kill(pool._workers[0]._process.pid, signal.SIGSTOP)
+        assert [str(outcome.status) for _, outcome in results] == ["passed"]
+
+
+def test_a_worker_lost_three_times_is_infrastructure_and_never_a_wrong_answer() -> None:
+    with Judge(workers=1) as pool:
+        done = threading.Event()
+
+        def kill() -> None:
+            while not done.wait(0.05):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pool._workers[0]._process.pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        slow = "import time\ntime.sleep(1)\n" + RIGHT
+        outcome = one(pool, slow)
+        done.set()
+        killer.join()
+    assert outcome.status is Status.INFRASTRUCTURE
+    assert "lost 3 times" in outcome.detail
+
+
+def test_nothing_is_left_when_the_pool_ends() -> None:
+    before = set(os.listdir(f"/proc/{os.getpid()}/fd"))
+    with Judge(workers=2) as pool:
+        scratch = [worker.scratch.name for worker in pool._workers]
+        assert one(pool, RIGHT).status is Status.PASSED
+        pids = [worker._process.pid for worker in pool._workers]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not any(Path(name).exists() for name in scratch)
+    assert set(os.listdir(f"/proc/{os.getpid()}/fd")) <= before
+
+
+def test_programs_with_numpy_run_where_it_is_installed(judge: Judge) -> None:
+    program = "import numpy as np\ndef add(a, b):\n    return int(np.add(a, b))\n"
+    assert one(judge, program, cpu_seconds=5.0, call_seconds=5.0).status is Status.PASSED
