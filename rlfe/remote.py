@@ -187,6 +187,16 @@ def fetch_records(
     return folder / reference.cell
 
 
+def fetch_files(
+    reference: CheckpointRef,
+    names: Iterable[str],
+    folder: Path,
+    patience: Patience = Patience(),  # noqa: B008 - frozen
+) -> None:
+    """Download these paths of the repository into `folder`; those that do not exist are skipped."""
+    _download(reference, list(names), folder, patience)
+
+
 def _download(
     reference: CheckpointRef, patterns: list[str], folder: Path, patience: Patience
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from rlfe.errors import RequestError
 from rlfe.eval.jobs import Job, Target, make_job
 from rlfe.eval.judging import JudgeOnDemand, Report
+from rlfe.eval.places import Places
 from rlfe.eval.runner import run_jobs
 from rlfe.eval.samplers import Samplers
 from rlfe.eval.settings import Settings
@@ -56,7 +57,7 @@ def run(jobs: list[Job], weights: str = "w") -> tuple[Report, list[SeedSampler]]
         return made[-1]
 
     samplers = Samplers(make, lambda a, b: True)
-    report = run_jobs(jobs, samplers, NO_JUDGE, lambda path: f"{weights}{path.name}")
+    report = run_jobs(jobs, samplers, NO_JUDGE, Places(lambda path: f"{weights}{path.name}"))
     return report, made
 
 
@@ -203,7 +204,7 @@ def test_copies_at_a_temperature_above_zero_are_pointed_out(tmp_path: Path) -> N
         [job],
         Samplers(lambda job: Parrot(job.target.path), lambda a, b: True),
         NO_JUDGE,
-        lambda path: "w",
+        Places(lambda path: "w"),
     )
     store = Store.read(job.store_path, job.rule)
     ids = [problem.id for problem in job.problems]
@@ -223,7 +224,7 @@ class Slow(SeedSampler):
 job = make_job(target(Path(sys.argv[1])), ParityTask(12), with_(BASE, n=44), RECIPE, ENGINE)
 print("ready", flush=True)
 samplers = Samplers(lambda job: Slow(job.target.path), lambda a, b: True)
-run_jobs([job], samplers, NO_JUDGE, lambda path: "w" + path.name)
+run_jobs([job], samplers, NO_JUDGE, Places(lambda path: "w" + path.name))
 print("done", flush=True)
 """
 

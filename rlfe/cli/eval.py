@@ -46,7 +46,7 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     "globs",
     multiple=True,
     metavar="GLOB",
-    help="Checkpoint folders; quote it; may be repeated.",
+    help="Checkpoints: folders or hf://ORG/REPO/*/global_step_*; quote it; may be repeated.",
 )
 @pages.option(
     WHAT,
@@ -106,6 +106,7 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     default=True,
     help="Go on with samples that are there, or drop them and start anew.",
 )
+@pages.option(HOW, "--keep", is_flag=True, help="Keep weights that were downloaded from the Hub.")
 @pages.option(
     HOW,
     "--shard",

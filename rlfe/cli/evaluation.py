@@ -5,23 +5,28 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlfe import config
+from rlfe import config, remote
 from rlfe.checkpoints import Listing, find
 from rlfe.cli import evaluation_output, output
 from rlfe.cli.eval import RUNS_OWN
 from rlfe.cli.evaluation_output import Options, Results
+from rlfe.cli.pull import cache_root
 from rlfe.errors import PartialError, RequestError
 from rlfe.eval import conditions as conditions_of
 from rlfe.eval import merge, plan, tables
-from rlfe.eval.jobs import Job
+from rlfe.eval.jobs import Job, Target
 from rlfe.eval.judging import JudgeOnDemand, Report
+from rlfe.eval.places import HubPlaces, Places, remote_target
 from rlfe.eval.plots import plotted_ks, write_plot
 from rlfe.eval.runner import Watch, run_jobs
 from rlfe.eval.samplers import Samplers, same_engine
 from rlfe.eval.store import Store
 from rlfe.eval.tally import Tally, measures, tally
+from rlfe.hub_calls import Patience
 from rlfe.schema import Recipe
 from rlfe.weights import weights_hash
 
@@ -34,7 +39,8 @@ if TYPE_CHECKING:
 def evaluate(options: Options, environment: Mapping[str, str]) -> None:
     """The whole command."""
     wanted = [conditions_of.parse(text) for text in options.conditions]
-    listing, jobs = _jobs(options, environment)
+    places = HubPlaces(weights_hash, keep=options.keep, patience=Patience(say=output.note))
+    listing, jobs = _jobs(options, environment, places)
     if options.dry_run:
         evaluation_output.dry_run(options, jobs)
         return
@@ -42,33 +48,28 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
         for job in jobs:
             for path in (job.store_path, *(() if job.shard else job.beside)):
                 path.unlink(missing_ok=True)
-    results, report, tier = _run(options, jobs)
+    results, report, tier = _run(options, jobs, places)
     evaluation_output.show(options, results, report, tier)
     evaluation_output.settle(options, listing, results, report, wanted)
 
 
-def _jobs(options: Options, environment: Mapping[str, str]) -> tuple[Listing, list[Job]]:
+def _jobs(
+    options: Options, environment: Mapping[str, str], places: HubPlaces
+) -> tuple[Listing, list[Job]]:
     if not options.globs and not options.bases:
         raise RequestError(
             "nothing to score: give --ckpt-glob or --base",
             hint="For instance: rlfe eval --ckpt-glob 'runs/*/global_step_*' --base",
         )
-    listing = find(options.globs) if options.globs else Listing()
-    _say_skipped(listing)
-    checkpoints = plan.chosen(listing.found, options.steps)
     flags = {"engine.sampler": options.engine}
     fallback = config.load(options.recipe, options.sets, environment, flags).recipe
+    listing, targets = _targets(options, places, cache_root(environment))
     subjects = []
-    for point in checkpoints:
-        for warning in point.warnings:
-            output.warn(f"{point.path}: {warning}")
-        own = point.path.parent / "config.toml"
-        recipe = (
-            config.load([str(own)], options.sets, environment, flags).recipe
-            if own.is_file()
-            else fallback
-        )
-        target = plan.checkpoint_target(point)
+    for target in plan.chosen(targets, options.steps):
+        own = target.path.parent / "config.toml"
+        recipe = fallback
+        if own.is_file():
+            recipe = config.load([str(own)], options.sets, environment, flags).recipe
         subjects.append(
             plan.Subject(target=target, recipe=recipe, fallback=fallback, has_run=own.is_file())
         )
@@ -80,6 +81,25 @@ def _jobs(options: Options, environment: Mapping[str, str]) -> tuple[Listing, li
         )
     kinds: dict[tuple[str, str | None], Task] = {}
     return listing, plan.plan_jobs(subjects, options.asked(), lambda n, s: _task(kinds, n, s))
+
+
+def _targets(options: Options, places: HubPlaces, cache: Path) -> tuple[Listing, list[Target]]:
+    """Checkpoints of all globs, local ones first, and what was left out with its reason."""
+    local = [glob for glob in options.globs if not remote.is_remote(glob)]
+    listing = find(local) if local else Listing()
+    for point in listing.found:
+        for warning in point.warnings:
+            output.warn(f"{point.path}: {warning}")
+    targets = [plan.checkpoint_target(point) for point in listing.found]
+    skipped = dict(listing.skipped)
+    for glob in options.globs:
+        if remote.is_remote(glob):
+            found, passed = places.find(glob, cache)
+            targets += [remote_target(one, options.runs_dir) for one in found]
+            skipped |= passed
+    listing = replace(listing, skipped=skipped)
+    _say_skipped(listing)
+    return listing, list({target.path: target for target in targets}.values())
 
 
 def _task(made: dict[tuple[str, str | None], Task], name: str, subject: plan.Subject) -> Task:
@@ -124,7 +144,9 @@ def _say_skipped(listing: Listing) -> None:
         output.warn(f"{path} is left out: {reason}" + (f" ({details})" if details else ""))
 
 
-def _run(options: Options, jobs: Sequence[Job]) -> tuple[Results, Report, Mapping[str, Any]]:
+def _run(
+    options: Options, jobs: Sequence[Job], places: Places
+) -> tuple[Results, Report, Mapping[str, Any]]:
     """Run the jobs with progress; tables and plot are written after each."""
     results, start = Results(), time.monotonic()
     samplers = Samplers(_make_sampler, same_engine)
@@ -134,7 +156,7 @@ def _run(options: Options, jobs: Sequence[Job]) -> tuple[Results, Report, Mappin
         judges = stack.enter_context(JudgeOnDemand(lambda: _judge(options)))
         watch = _Watch(options, results, len(jobs))
         stack.callback(watch.end)
-        report = run_jobs(jobs, samplers, judges, weights_hash, watch)
+        report = run_jobs(jobs, samplers, judges, places, watch)
         tier = judges.judge.tier if judges.judge is not None else {}
     seconds = time.monotonic() - start
     output.note(

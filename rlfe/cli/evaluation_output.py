@@ -49,6 +49,7 @@ class Options:
     require_isolation: bool
     resume: bool
     shard: str | None
+    keep: bool
     runs_dir: Path
     dry_run: bool
     table: Path | None

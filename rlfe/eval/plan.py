@@ -88,7 +88,7 @@ def parse_steps(text: str) -> tuple[frozenset[int], bool]:
     return frozenset(steps), last
 
 
-def chosen(checkpoints: Sequence[Checkpoint], text: str | None) -> list[Checkpoint]:
+def chosen(checkpoints: Sequence[Target], text: str | None) -> list[Target]:
     """The checkpoints that `--steps` keeps; all without it.
 
     Raises:
@@ -99,11 +99,11 @@ def chosen(checkpoints: Sequence[Checkpoint], text: str | None) -> list[Checkpoi
     steps, last = parse_steps(text)
     newest: dict[str, int] = {}
     for point in checkpoints:
-        newest[point.cell_text] = max(point.step, newest.get(point.cell_text, 0))
+        newest[point.cell] = max(point.step, newest.get(point.cell, 0))
     kept = [
         point
         for point in checkpoints
-        if point.step in steps or (last and point.step == newest[point.cell_text])
+        if point.step in steps or (last and point.step == newest[point.cell])
     ]
     if checkpoints and not kept:
         there = ", ".join(str(step) for step in sorted({point.step for point in checkpoints}))
@@ -111,15 +111,10 @@ def chosen(checkpoints: Sequence[Checkpoint], text: str | None) -> list[Checkpoi
     return kept
 
 
-def checkpoint_target(checkpoint: Checkpoint) -> Target:
+def checkpoint_target(point: Checkpoint) -> Target:
     """Where a run's checkpoint lies and where its samples go."""
-    run = RunDir(checkpoint.path.parent)
-    return Target(
-        path=checkpoint.path,
-        cell=checkpoint.cell_text,
-        step=checkpoint.step,
-        evals=run.evals("x").parent,
-    )
+    evals = RunDir(point.path.parent).evals("x").parent
+    return Target(path=point.path, cell=point.cell_text, step=point.step, evals=evals)
 
 
 def base_target(path: Path, name: str, runs_dir: Path) -> Target:

@@ -9,13 +9,13 @@ evaluation incomplete. Not here: where checkpoints come from (`plan.py`), tables
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlfe.engines.base import Sampler, Tokenizer
 from rlfe.eval.jobs import Job
 from rlfe.eval.judging import JudgeOnDemand, JudgeThread, Report
+from rlfe.eval.places import Places
 from rlfe.eval.samplers import Samplers, tokenizer_hash
 from rlfe.eval.settings import budget, request_sampling
 from rlfe.eval.store import Sample, Store
@@ -41,38 +41,50 @@ def run_jobs(
     jobs: Sequence[Job],
     samplers: Samplers,
     judges: JudgeOnDemand,
-    weights: Callable[[Path], str],
+    places: Places,
     watch: Watch | None = None,
 ) -> Report:
     """Bring every job to n judged samples per problem; jobs of one checkpoint stand together.
 
-    `weights` gives the hash of a model folder's weights, once per checkpoint.
+    `places` knows the weights and where the files of a checkpoint are.
 
     Raises:
         RequestError: a store holds samples of other weights, or is being written by another
             process. Everything finished before is kept.
     """
     report, watch = Report(), watch or Watch()
-    hashes: dict[Path, str] = {}
-    for job in jobs:
-        path = job.target.path
-        hashes[path] = hashes.get(path) or weights(path)
-        with Store(job.store_path, job.rule, beside=job.beside).open(
-            _header(job, hashes[path])
-        ) as store:
+    for place, job in enumerate(jobs):
+        header = _header(job, places.weights(job.target))
+        with Store(job.store_path, job.rule, beside=job.beside).open(header) as store:
             write_text(job.store_path.parent / "settings.json", _readable(job.facts))
-            missing = job.missing(store)
-            watch.started(job, sum(count for _, _, count in missing))
-            unjudged = [key for key in store.unjudged() if key[0] in job.ids]
-            if missing or unjudged:
-                judge = judges.for_task(job.task)
-                with JudgeThread(job, store, judge, report) as judging:
-                    judging.submit(unjudged)
-                    if missing:
-                        _sample(job, store, samplers.on(job), missing, judging, watch, report)
+            _fill(job, store, samplers, judges, places, watch, report)
             watch.finished(job, store)
+        if not any(later.target == job.target for later in jobs[place + 1 :]):
+            places.done(job.target)
     report.loads, report.engines = samplers.loads, samplers.engines
     return report
+
+
+def _fill(
+    job: Job,
+    store: Store,
+    samplers: Samplers,
+    judges: JudgeOnDemand,
+    places: Places,
+    watch: Watch,
+    report: Report,
+) -> None:
+    """Draw and judge what one job lacks."""
+    missing = job.missing(store)
+    watch.started(job, sum(count for _, _, count in missing))
+    unjudged = [key for key in store.unjudged() if key[0] in job.ids]
+    if not missing and not unjudged:
+        return
+    with JudgeThread(job, store, judges.for_task(job.task), report) as judging:
+        judging.submit(unjudged)
+        if missing:
+            places.ready(job.target)
+            _sample(job, store, samplers.on(job), missing, judging, watch, report)
 
 
 def _readable(facts: Mapping[str, Any]) -> str:

@@ -1,0 +1,122 @@
+"""Where the files of a checkpoint are while it is scored: a folder here, or fetched and dropped.
+
+A checkpoint on the Hub (`rlfe.remote`) is downloaded one at a time into rlfe's own cache when its
+weights are needed, and its weights are removed after its last task unless they are to be kept.
+The commit is pinned, so the weights' hash is remembered and a finished evaluation downloads
+nothing again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlfe import remote
+from rlfe.eval.jobs import Target
+from rlfe.hub_calls import Patience
+from rlfe.naming import step_of
+from rlfe.rundir import RunDir, write_bytes, write_text
+from rlfe.types import CheckpointRef
+
+HASH_FILE = ".weights_hash"
+WEIGHTS = "*.safetensors"
+
+
+class Places:
+    """Checkpoints in folders of this machine: nothing to fetch, nothing to drop.
+
+    Args:
+        weights: Hash of a model folder's weights.
+    """
+
+    def __init__(self, weights: Callable[[Path], str]) -> None:
+        self._weights = weights
+        self._known: dict[Path, str] = {}
+
+    def weights(self, target: Target) -> str:
+        """Hash of the target's weights, computed once."""
+        if target.path not in self._known:
+            self._known[target.path] = self._weights(target.path)
+        return self._known[target.path]
+
+    def ready(self, target: Target) -> None:
+        """Before a model is loaded: the folder is complete."""
+
+    def done(self, target: Target) -> None:
+        """After the target's last job."""
+
+
+@dataclass(slots=True)
+class RemoteCheckpoint:
+    """A checkpoint on the Hub with its place below rlfe's cache, config.toml beside it if any."""
+
+    reference: CheckpointRef
+    folder: Path
+    path: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.path = self.folder / self.reference.subfolder
+
+    @property
+    def step(self) -> int:
+        return step_of(self.path.name) or 0
+
+
+class HubPlaces(Places):
+    """Places of which some lie on the Hub.
+
+    Args:
+        weights: Hash of a model folder's weights.
+        keep: Leave downloaded weights in the cache.
+        patience: How long calls are tried.
+    """
+
+    def __init__(self, weights: Callable[[Path], str], *, keep: bool, patience: Patience) -> None:
+        super().__init__(weights)
+        self._keep, self._patience = keep, patience
+        self._remote: dict[Path, RemoteCheckpoint] = {}
+
+    def find(self, glob: str, cache: Path) -> tuple[list[RemoteCheckpoint], dict[str, str]]:
+        """Checkpoints of a `hf://` glob with their configs fetched, and what was passed over."""
+        found = remote.find(glob, self._patience)
+        made = []
+        for reference in found.found:
+            one = RemoteCheckpoint(reference, remote.cache_folder(cache, reference))
+            names = [f"{reference.cell}/config.toml", f"{reference.subfolder}/config.json"]
+            remote.fetch_files(reference, names, one.folder, self._patience)
+            self._remote[one.path] = one
+            made.append(one)
+        return made, {f"{remote.PREFIX}{name}": why for name, why in found.skipped.items()}
+
+    def weights(self, target: Target) -> str:
+        kept = target.path / HASH_FILE
+        if target.path in self._remote and kept.is_file():
+            return kept.read_text(encoding="utf-8")
+        self.ready(target)
+        found = super().weights(target)
+        if target.path in self._remote:
+            write_text(kept, found)
+        return found
+
+    def ready(self, target: Target) -> None:
+        one = self._remote.get(target.path)
+        if one is not None and not any(target.path.glob(WEIGHTS)):
+            remote.fetch(one.reference, one.folder, self._patience)
+
+    def done(self, target: Target) -> None:
+        if target.path in self._remote and not self._keep:
+            for file in target.path.glob(WEIGHTS):
+                file.unlink()
+
+
+def remote_target(one: RemoteCheckpoint, runs_dir: Path) -> Target:
+    """Where the results of a checkpoint on the Hub go: the run folder of that name here.
+
+    The run's config.toml is copied there, so that `rlfe report` knows the run.
+    """
+    run = RunDir(runs_dir / one.reference.cell)
+    config = one.path.parent / "config.toml"
+    if config.is_file() and not run.config.exists():
+        write_bytes(run.config, config.read_bytes())
+    return Target(path=one.path, cell=run.name, step=one.step, evals=run.evals("x").parent)
