@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from rlfe.tasks.names import bound_names, may_define, used_names
 
@@ -37,7 +38,7 @@ class Extraction:
     was_cut: bool = False  # to the longest prefix that parses
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Block:
     """A piece of text that may be code: its text as kept, and its tree if it parses."""
 
@@ -46,8 +47,12 @@ class _Block:
     language: str = ""
     was_cut: bool = False
 
+    @cached_property
+    def names(self) -> set[str]:
+        return set() if self.tree is None else bound_names(self.tree)
+
     def defines(self, name: str) -> bool:
-        return self.tree is not None and name in bound_names(self.tree)
+        return name in self.names
 
 
 NOTHING = _Block("", None)
@@ -244,11 +249,11 @@ def _with_helpers(blocks: list[_Block], last: int, entry: str) -> _Block:
     chosen = [blocks[last]]
     tree = blocks[last].tree
     assert tree is not None
-    missing = used_names(tree) - bound_names(tree)
+    missing = used_names(tree) - blocks[last].names
     for block in reversed(blocks[:last]):
         if block.tree is None or block.defines(entry):
             continue
-        offered = bound_names(block.tree)
+        offered = block.names
         if offered & missing:
             missing = (missing | used_names(block.tree)) - offered
             chosen.insert(0, block)
@@ -268,7 +273,7 @@ def _plain(text: str, entry: str, stop: Sequence[str]) -> _Block:
     first = _longest(text)
     if first.defines(entry) or (not entry and first.tree is not None and first.text.strip()):
         return first
-    lines = text.split("\n")
+    lines = text.split("\n") if entry in text else []
     starts = [i for i, line in enumerate(lines) if _START.match(line)]
     named = [i for i in starts if _mentions(lines[i], entry)] if entry else []
     for start in dict.fromkeys([*starts[:MAX_STARTS], *named[:1], *named[-1:]]):
