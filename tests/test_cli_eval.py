@@ -137,6 +137,7 @@ def test_k_above_n_is_refused_before_anything_is_loaded(place: Path) -> None:
         ((*GLOB, "--require", "gsm8k>1"), "is no condition"),
         ((*GLOB, "--set", "eval.gsm8k.m=4"), "unknown key"),
         ((*GLOB, "--recipe", "nope"), "nope"),
+        ((*GLOB, "--gpus", "99"), "--gpus 99: this machine has"),
         (("--base",), "takes the runs' own, and no run is given"),
         (("--base", "fakemodel", "--engine", "fake"), "prompt style of mbpp_plus is not known"),
     ],

@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rlfe.errors import RequestError
+from rlfe.errors import RequestError, RlfeError
 from rlfe.eval.jobs import Job, Target, make_job
 from rlfe.eval.judging import JudgeOnDemand, Report
 from rlfe.eval.places import Places
@@ -21,7 +23,7 @@ from rlfe.eval.settings import Settings
 from rlfe.eval.store import Store
 from rlfe.eval.tables import Draws, Scored, score_rows, write_tables
 from rlfe.eval.tally import measures, tally
-from rlfe.types import Completion, Finish
+from rlfe.types import Completion, Finish, Request
 from tests.eval_doubles import ENGINE, RECIPE, ParityTask, SeedSampler
 
 NO_JUDGE = JudgeOnDemand(lambda: nullcontext())  # type: ignore[arg-type,return-value]
@@ -38,8 +40,6 @@ BASE = Settings(
 
 
 def with_(settings: Settings, **changes: object) -> Settings:
-    from dataclasses import replace
-
     return replace(settings, **changes)  # type: ignore[arg-type]
 
 
@@ -210,6 +210,39 @@ def test_copies_at_a_temperature_above_zero_are_pointed_out(tmp_path: Path) -> N
     ids = [problem.id for problem in job.problems]
     counts = tally(store, ids, 16, measures("toy_plus", None), 0.6)
     assert "same text for 5 of 5 problems" in counts.warnings[0]
+
+
+class Stale(SeedSampler):
+    """An engine that reloads in place and whose tokens then differ from a fresh one's."""
+
+    def verify_reload(self, requests: Sequence[Request]) -> tuple[str, ...]:
+        return tuple(request.id for request in requests[:2])
+
+
+def test_a_reload_that_did_not_take_is_found_when_asked_to_verify(tmp_path: Path) -> None:
+    jobs = [make_job(target(tmp_path, s), ParityTask(), BASE, RECIPE, ENGINE) for s in (30, 60)]
+    places = Places(lambda path: path.name)
+    samplers = Samplers(lambda job: Stale(job.target.path), lambda a, b: True, verify=True)
+    with pytest.raises(RlfeError, match="differ from a fresh engine's for 2 of 8 prompts"):
+        run_jobs(jobs, samplers, NO_JUDGE, places)
+    trusting = Samplers(lambda job: Stale(job.target.path), lambda a, b: True)
+    assert run_jobs(jobs, trusting, NO_JUDGE, places).sampled == 80
+
+
+def test_a_request_that_the_engine_gave_up_is_drawn_by_the_next_call(tmp_path: Path) -> None:
+    class Tired(SeedSampler):
+        def _one(self, request: Request, index: int) -> Completion:
+            done = super()._one(request, index)
+            return replace(done, finish=Finish.ABORT) if request.id == "0/1" else done
+
+    job = make_job(target(tmp_path), ParityTask(), BASE, RECIPE, ENGINE)
+    places = Places(lambda path: "w")
+    samplers = Samplers(lambda job: Tired(job.target.path), lambda a, b: True)
+    report = run_jobs([job], samplers, NO_JUDGE, places)
+    assert (report.sampled, len(report.faults)) == (72, 1)
+    assert rows(job)[0]["missing"] == "toy/0"
+    samplers = Samplers(lambda job: SeedSampler(job.target.path), lambda a, b: True)
+    assert run_jobs([job], samplers, NO_JUDGE, places).sampled == 8
 
 
 SCRIPT = """

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from rlfe.cli import help as pages
-from rlfe.cli import output
 from rlfe.errors import RequestError
 
 WHAT, SAMPLING, HOW, OUTPUT = "What to score", "Sampling", "How", "Output"
@@ -108,6 +107,18 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 )
 @pages.option(HOW, "--keep", is_flag=True, help="Keep weights that were downloaded from the Hub.")
 @pages.option(
+    HOW, "--engine-per-checkpoint", is_flag=True, help="Start a new engine for each checkpoint."
+)
+@pages.option(
+    HOW,
+    "--verify-reload",
+    is_flag=True,
+    help="Compare greedy tokens after a reload in place with a fresh engine's.",
+)
+@pages.option(
+    HOW, "--gpus", type=click.IntRange(min=1), metavar="N", help="One sampler on each of N GPUs."
+)
+@pages.option(
     HOW,
     "--shard",
     metavar="I/K",
@@ -139,8 +150,6 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     help="Exit 3 unless it holds for every checkpoint: 'mbpp_plus/pass@1>=0.35'.",
 )
 @pages.json_option
-@pages.option(OUTPUT, "-q", "--quiet", is_flag=True, help="No notes and no progress.")
-@pages.option(OUTPUT, "-v", "--verbose", is_flag=True, help="More notes, and tracebacks.")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
     """Measure pass@k of checkpoints and of base models.
@@ -151,9 +160,4 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     from rlfe.cli import evaluation
     from rlfe.cli.evaluation_output import Options
 
-    output.configure(
-        quiet=options.pop("quiet"),
-        verbose=options.pop("verbose"),
-        color="NO_COLOR" not in pages.environment(ctx),
-    )
     evaluation.evaluate(Options(**options), pages.environment(ctx))

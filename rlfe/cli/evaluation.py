@@ -48,9 +48,41 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
         for job in jobs:
             for path in (job.store_path, *(() if job.shard else job.beside)):
                 path.unlink(missing_ok=True)
+    if options.gpus is not None:
+        _on_gpus(options.gpus, options.runs_dir, environment)
     results, report, tier = _run(options, jobs, places)
     evaluation_output.show(options, results, report, tier)
     evaluation_output.settle(options, listing, results, report, wanted)
+
+
+def _on_gpus(count: int, runs_dir: Path, environment: Mapping[str, str]) -> None:
+    """One process a GPU, each with its part of the problems; the tables are made afterwards here.
+
+    Raises:
+        RequestError: There are fewer GPUs.
+        PartialError: A part failed; what it finished is kept.
+    """
+    from rlfe.cli.workers import Task as Command
+    from rlfe.cli.workers import gpu_list, run_all
+
+    gpus = gpu_list(environment)
+    if len(gpus) < count:
+        raise RequestError(
+            f"--gpus {count}: this machine has {len(gpus)}",
+            hint="Leave --gpus out, or ask for less.",
+        )
+    words = evaluation_output.typed_words({"gpus", "resume", "as_json"})
+    parts = [
+        Command(f"shard{i}of{count}", [*words, "--shard", f"{i}/{count}"])
+        for i in range(1, count + 1)
+    ]
+    folder = runs_dir / "_tables" / "shards"
+    ended = run_all(parts, jobs=count, gpus=gpus[:count], folder=folder, environment=environment)
+    failed = [f"{name} (exit {end.code}, log {end.log})" for name, end in ended.items() if end.code]
+    if failed:
+        raise PartialError(
+            f"failed: {', '.join(failed)}", hint="Finished samples are kept; run it again."
+        )
 
 
 def _jobs(
@@ -149,7 +181,8 @@ def _run(
 ) -> tuple[Results, Report, Mapping[str, Any]]:
     """Run the jobs with progress; tables and plot are written after each."""
     results, start = Results(), time.monotonic()
-    samplers = Samplers(_make_sampler, same_engine)
+    same = _never_same if options.engine_per_checkpoint else same_engine
+    samplers = Samplers(_make_sampler, same, verify=options.verify_reload)
     _say_plan(jobs)
     with ExitStack() as stack:
         stack.callback(samplers.close)
@@ -169,6 +202,10 @@ def _run(
             f"{report.no_room} left none and count as wrong"
         )
     return results, report, tier
+
+
+def _never_same(first: Job, second: Job) -> bool:
+    return first.target == second.target
 
 
 def _make_sampler(job: Job) -> Sampler:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,9 @@ class Options:
     resume: bool
     shard: str | None
     keep: bool
+    engine_per_checkpoint: bool
+    verify_reload: bool
+    gpus: int | None
     runs_dir: Path
     dry_run: bool
     table: Path | None
@@ -229,7 +232,7 @@ def dry_run(options: Options, jobs: Sequence[Job]) -> None:
         output.document({"schema": "rlfe.eval-plan/1", "rows": lines, "run": {}})
     else:
         output.table(list(lines[0]), lines)
-    output.hint(f"To do it: {_real_command()}")
+    output.hint(f"To do it: {shlex.join(typed_words({'dry_run'}))}")
 
 
 def _mean_tokens(job: Job, store: Store) -> float | None:
@@ -242,19 +245,19 @@ def _mean_tokens(job: Job, store: Store) -> float | None:
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def _real_command() -> str:
-    """The same command without --dry-run."""
+def typed_words(without: Collection[str]) -> list[str]:
+    """The command as it was typed, without some parameters."""
     context = click.get_current_context()
-    given = ["rlfe eval"]
+    words = ["rlfe", "eval"]
     for param in context.command.params:
         name = param.name or ""
         typed = context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-        if typed and name != "dry_run":
-            given += _option_text(param, context.params[name])
-    return " ".join(given)
+        if typed and name in context.params and name not in without:
+            words += _option_words(param, context.params[name])
+    return words
 
 
-def _option_text(param: click.Parameter, value: Any) -> list[str]:
+def _option_words(param: click.Parameter, value: Any) -> list[str]:
     """An option as it would be typed."""
     if isinstance(value, bool):
         return [param.opts[0] if value else param.secondary_opts[0]]
@@ -262,5 +265,5 @@ def _option_text(param: click.Parameter, value: Any) -> list[str]:
         return [param.opts[0], ",".join(map(str, value))]
     words = []
     for item in value if isinstance(value, tuple) else (value,):
-        words += [param.opts[0]] if item == RUNS_OWN else [param.opts[0], shlex.quote(str(item))]
+        words += [param.opts[0]] if item == RUNS_OWN else [param.opts[0], str(item)]
     return words

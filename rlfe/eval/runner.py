@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlfe.engines.base import Sampler, Tokenizer
+from rlfe.engines.base import Tokenizer
 from rlfe.eval.jobs import Job
 from rlfe.eval.judging import JudgeOnDemand, JudgeThread, Report
 from rlfe.eval.places import Places
@@ -21,7 +21,7 @@ from rlfe.eval.settings import budget, request_sampling
 from rlfe.eval.store import Sample, Store
 from rlfe.randomness import derive
 from rlfe.rundir import write_text
-from rlfe.types import Request
+from rlfe.types import Finish, Request
 
 
 class Watch:
@@ -84,7 +84,7 @@ def _fill(
         judging.submit(unjudged)
         if missing:
             places.ready(job.target)
-            _sample(job, store, samplers.on(job), missing, judging, watch, report)
+            _sample(job, store, samplers, missing, judging, watch, report)
 
 
 def _readable(facts: Mapping[str, Any]) -> str:
@@ -103,18 +103,23 @@ def _header(job: Job, weights: str) -> dict[str, Any]:
 def _sample(
     job: Job,
     store: Store,
-    sampler: Sampler,
+    samplers: Samplers,
     missing: Sequence[tuple[int, int, int]],
     judging: JudgeThread,
     watch: Watch,
     report: Report,
 ) -> None:
     """Draw the missing blocks, store each at once, hand it to the judge."""
+    sampler = samplers.on(job)
     requests, hopeless = _requests(job, sampler.tokenizer, missing, report)
+    samplers.verified(requests)
     for problem, block, count in hopeless:
         judging.no_room((problem, block), count)
         watch.sampled(job, count)
     for request_id, completions in sampler.generate(requests):
+        if any(c.finish is Finish.ABORT for c in completions):
+            report.faults.append(f"the engine gave up on request {request_id}")
+            continue  # drawn again by the next call
         index, block = (int(part) for part in request_id.split("/"))
         samples = [Sample(c.text, str(c.finish), len(c.token_ids)) for c in completions]
         problem = job.problems[index].id

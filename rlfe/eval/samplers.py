@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rlfe.engines.base import Sampler
+from rlfe.errors import RlfeError
 from rlfe.eval.jobs import Job
 from rlfe.eval.settings import digest
+from rlfe.types import Request
+
+VERIFIED = 8  # prompts of a comparison with a fresh engine
+
+
+@runtime_checkable
+class Verifiable(Protocol):
+    """An engine that can compare itself with a fresh one."""
+
+    def verify_reload(self, requests: Sequence[Request]) -> tuple[str, ...]:
+        """Ids of the requests whose greedy tokens differ."""
+        ...
 
 
 class Samplers:
@@ -19,10 +32,18 @@ class Samplers:
     Args:
         make: Builds a sampler for a job's checkpoint.
         same: Whether a sampler built for the first job can load the second's checkpoint.
+        verify: Compare what was loaded in place with a fresh engine, token for token.
     """
 
-    def __init__(self, make: Callable[[Job], Sampler], same: Callable[[Job, Job], bool]) -> None:
-        self._make, self._same = make, same
+    def __init__(
+        self,
+        make: Callable[[Job], Sampler],
+        same: Callable[[Job, Job], bool],
+        *,
+        verify: bool = False,
+    ) -> None:
+        self._make, self._same, self._verify = make, same, verify
+        self._reloaded = False
         self._sampler: Sampler | None = None
         self._built_for: Job | None = None
         self._holds: Path | None = None
@@ -36,14 +57,36 @@ class Samplers:
         if self._sampler is None or not fits:
             self.close()
             self._sampler, self._built_for = self._make(job), job
+            self._reloaded = False
             self.engines += 1
         elif self._holds == path:
             return self._sampler
         else:
             self._sampler.load(path)
+            self._reloaded = True
         self._holds = path
         self.loads += 1
         return self._sampler
+
+    def verified(self, requests: Sequence[Request]) -> None:
+        """Greedy tokens equal a fresh engine's, where verifying was asked for.
+
+        Only an engine that keeps running while weights change can differ; the fresh one stays.
+
+        Raises:
+            RlfeError: They differ: what was loaded is not what is computed with.
+        """
+        sampler = self._sampler
+        if not (self._verify and self._reloaded and isinstance(sampler, Verifiable)):
+            return
+        differ = sampler.verify_reload(requests[:VERIFIED])
+        self._reloaded = False
+        if differ:
+            raise RlfeError(
+                f"{self._holds}: greedy tokens differ from a fresh engine's for "
+                f"{len(differ)} of {min(VERIFIED, len(requests))} prompts",
+                hint="Use --engine-per-checkpoint.",
+            )
 
     def close(self) -> None:
         if self._sampler is not None:
@@ -57,6 +100,7 @@ def same_engine(first: Job, second: Job) -> bool:
     facts = [(job.facts["engine"], job.settings.thinking) for job in (first, second)]
     return (
         facts[0] == facts[1]
+        and second.settings.max_len <= first.settings.max_len
         and _architecture(one) == _architecture(two)
         and tokenizer_hash(one) == tokenizer_hash(two)
     )
