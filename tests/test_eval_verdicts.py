@@ -170,6 +170,13 @@ def test_a_file_of_criteria_is_read_and_a_missing_one_named(tmp_path: Path) -> N
         read_criteria(tmp_path / "absent.toml")
 
 
+def test_the_criterion_of_study_3_ships_as_the_document_prints_it() -> None:
+    (shipped,) = read_criteria(Path("lag-staleness"))
+    text = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
+    printed = tomllib.loads(text.split("```toml\n")[1].split("```")[0])["criterion"]
+    assert [shipped] == [parse_criterion(entry) for entry in printed]
+
+
 def test_arms_are_recipe_keys() -> None:
     assert arm_keys(STUDY.treatment) == {"advantage.name": "maxrl", "lag.steps": 4}
     assert arm_keys({"optim.lr": 1e-6}) == {"optim.lr": 1e-6}

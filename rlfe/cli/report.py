@@ -21,7 +21,7 @@ SCHEMA = "rlfe.report/1"
     cls=pages.Command,
     examples=[
         "rlfe report runs/qwen3_1p7b_base_mbpp_* -o report",
-        "rlfe report runs/* -o report --criteria report.toml",
+        "rlfe report runs/* -o report --criteria lag-staleness",
         "rlfe report runs/tiny_mbpp_nobuf_lr1e3 --json",
     ],
 )
@@ -32,8 +32,8 @@ SCHEMA = "rlfe.report/1"
 )  # fmt: skip
 @pages.option("What", "--title", default="What was learned, what was forgotten", help="Heading.")
 @pages.option(
-    "What", "--criteria", type=click.Path(path_type=Path), metavar="FILE",
-    help="TOML file with [[criterion]] tables; their verdicts are printed and decide nothing else.",
+    "What", "--criteria", type=click.Path(path_type=Path), metavar="NAME|FILE",
+    help="TOML file with [[criterion]] tables, or a packaged one; prints their verdicts.",
 )  # fmt: skip
 @pages.option(
     "What", "--runs-dir", type=click.Path(path_type=Path), metavar="DIRECTORY",

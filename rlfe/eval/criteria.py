@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import tomllib
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ GUARDS = (
     "control_above_zero",
 )
 CONTROL_FLOOR = 1e-6
+ENDING = ".criteria.toml"
 
 
 class Part(BaseModel):
@@ -89,17 +91,27 @@ class Criterion(Part):
         return hashlib.sha256(canonical_json(self.model_dump()).encode()).hexdigest()[:16]
 
 
+def shipped_criteria() -> list[str]:
+    """Names of the packaged criteria files."""
+    names = [entry.name for entry in (resources.files("rlfe") / "data").iterdir()]
+    return sorted(name.removesuffix(ENDING) for name in names if name.endswith(ENDING))
+
+
 def read_criteria(path: Path) -> list[Criterion]:
-    """The criteria of a TOML file.
+    """The criteria of a TOML file, or of a packaged one by its name.
 
     Raises:
         NotFoundError: There is no such file.
         RequestError: No TOML, an unknown field or guard, or conditions that contradict.
     """
+    names = shipped_criteria()
+    source = resources.files("rlfe") / "data" / f"{path}{ENDING}" if str(path) in names else path
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(source.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NotFoundError(f"{path} does not exist") from None
+        raise NotFoundError(
+            f"{path} does not exist", hint=f"Packaged criteria: {', '.join(names)}."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} is no TOML: {error}") from None
     return [parse_criterion(entry, str(path)) for entry in table.get("criterion", [])]
