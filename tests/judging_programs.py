@@ -10,7 +10,6 @@ import ast
 import copy
 import hashlib
 from collections.abc import Iterator
-from typing import Any
 
 from rlfe.tasks import packaged
 from rlfe.tasks.plus import HumanEvalPlus, MbppPlus
@@ -92,7 +91,6 @@ def humaneval_programs() -> list[tuple[str, str]]:
     return found
 
 
-def fingerprint(programs: list[tuple[str, str]]) -> str:
-    """Digest of the list: recorded verdicts belong to exactly these programs."""
-    text: Any = repr(programs).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(text).hexdigest()
+def program_key(task_id: str, program: str) -> str:
+    """Short digest under which the verdict on a program is recorded."""
+    return hashlib.sha256(f"{task_id}\0{program}".encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -55,6 +55,7 @@ class Case:
     parts: tuple[Part, ...]
     confirm: bool = False
     cost: float = 0.0
+    shared: bool = False  # one process runs all parts; a part that fails there is run by itself
     run_all: bool = False  # go on after a part that failed (fractions of stdin tests)
 
 

@@ -47,9 +47,13 @@ class _Ticket:
     done: list[PartResult] = field(default_factory=list)
     losses: int = 0
     first_cpu: float | None = None
+    by_itself: bool = False
 
-    def part(self) -> Part:
-        return self.case.parts[len(self.done)]
+    def parts(self) -> tuple[Part, ...]:
+        """What a worker is to run next."""
+        left = self.case.parts[len(self.done) :]
+        together = self.case.shared and not self.by_itself and self.first_cpu is None
+        return left if together else left[:1]
 
 
 class Judge:
@@ -225,31 +229,36 @@ class Judge:
 
     def _give(self, worker: Worker, ticket: _Ticket, selector: selectors.BaseSelector) -> None:
         try:
-            worker.begin(ticket.case.program, ticket.part(), ticket)
+            worker.begin(ticket.case.program, ticket.parts(), ticket)
         except WorkerLost:
             worker.run = ticket
             self._lost(worker, selector)
 
     def _serve(self, worker: Worker, selector: selectors.BaseSelector) -> None:
         try:
-            result = worker.receive()
+            results = worker.receive()
         except WorkerLost:
             return self._lost(worker, selector)
-        if result is not None:
-            ticket = worker.run
+        if results:
+            ticket: _Ticket = worker.run
             worker.run = None
-            self._ended(ticket, result, worker, selector)
+            ticket.done += results[:-1]
+            self._ended(ticket, results, worker, selector)
 
     def _ended(
         self,
         ticket: _Ticket,
-        result: PartResult,
+        results: Sequence[PartResult],
         worker: Worker,
         selector: selectors.BaseSelector,
     ) -> None:
+        result = results[-1]
         if result.status is Status.TIMEOUT and ticket.case.confirm and ticket.first_cpu is None:
             ticket.first_cpu = result.cpu
             return self._confirm.append(ticket)
+        if len(results) > 1 and result.status is not Status.PASSED:
+            ticket.by_itself = True  # whatever an earlier part left behind must not count
+            return self._give(worker, ticket, selector)
         ticket.done.append(_with_first(result, ticket.first_cpu))
         ticket.first_cpu = None
         goes_on = result.status is Status.PASSED or ticket.case.run_all
@@ -293,7 +302,7 @@ class Judge:
 
 
 def _give_up(ticket: _Ticket, why: str) -> None:
-    part = ticket.part()
+    part = ticket.parts()[0]
     result = PartResult(
         name=part.name,
         status=Status.INFRASTRUCTURE,

@@ -16,18 +16,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlfe.sandbox.encoding import Malformed
 from rlfe.sandbox.parts import Part, PartResult
-from rlfe.types import Status
+from rlfe.sandbox.reading import Reading
 
 START_SECONDS = 30.0
 CACHED_KEYS = 96
 _FRAME = struct.Struct(">cII")
-_END = struct.Struct(">BiddI")
-_CAUSES = ("exited", "cpu", "wall", "output", "stopped")
+_END = struct.Struct(">BiddII")
 _MAX_FRAME = 1 << 19
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop()); "
@@ -88,43 +87,49 @@ class Worker:
                     return facts
                 raise WorkerLost("no hello")
 
-    def begin(self, program: str, part: Part, run: Any) -> None:
-        """Start a part; its answers come by `receive`."""
+    def begin(self, program: str, parts: Sequence[Part], run: Any) -> None:
+        """Start a program on its parts, all in one process; its answers come by `receive`."""
         self.run, self._number = run, self._number + 1
-        if part.inputs_key and part.inputs_key not in self._known:
-            if len(self._known) >= CACHED_KEYS:
-                self._send(("forget",))
-                self._known.clear()
-            self._send(("inputs", part.inputs_key, part.inputs))
-            self._known.add(part.inputs_key)
+        for part in parts:
+            self._send_inputs(part)
         job = {
-            "program": program.encode("utf-8", "surrogatepass").decode("utf-8", "surrogatepass"),
-            "inputs": () if part.inputs_key else part.inputs,
-            **{name: getattr(part, name) for name in _JOB_FIELDS},
+            "program": program,
+            "memory_bytes": max(part.memory_bytes for part in parts),
+            "cpu_seconds": sum(part.cpu_seconds for part in parts),
+            "parts": [_asked(part) for part in parts],
         }
-        self._reading = Reading(part)
-        self.deadline = time.monotonic() + part.wall_seconds
+        self._reading = Reading(parts)
+        self.deadline = time.monotonic() + sum(part.wall_seconds for part in parts)
         self._send(("job", self._number, job))
 
-    def receive(self) -> PartResult | None:
-        """Read what has come; the result when the part has ended, else None."""
+    def _send_inputs(self, part: Part) -> None:
+        if not part.inputs_key or part.inputs_key in self._known:
+            return
+        if len(self._known) >= CACHED_KEYS:
+            self._send(("forget",))
+            self._known.clear()
+        self._send(("inputs", part.inputs_key, part.inputs))
+        self._known.add(part.inputs_key)
+
+    def receive(self) -> list[PartResult]:
+        """Read what has come; the results of the parts when the child has ended, else nothing."""
         self._fill()
-        result = None
+        results: list[PartResult] = []
         for kind, number, payload in self._frames():
             reading = self._reading
             if reading is None or number != self._number:
-                continue  # the rest of a part that was stopped
+                continue  # the rest of a child that was stopped
             if kind == b"O":
-                was_open = reading.wrong is None
+                was_open = not reading.is_settled
                 reading.feed(payload)
-                if was_open and reading.wrong is not None and not reading.part.keep_going:
+                if was_open and reading.is_settled:
                     self._send(("stop", number))
             elif kind == b"E":
-                result = reading.result(*_END.unpack(payload))
+                results = reading.results(*_END.unpack(payload))
                 self._reading = None
             else:
                 raise WorkerLost("unknown frame")
-        return result
+        return results
 
     def _fill(self) -> None:
         data = os.read(self.replies, 1 << 20)
@@ -172,100 +177,14 @@ class Worker:
         self.scratch.cleanup()
 
 
-_JOB_FIELDS = (
+_FIELDS = (
     "mode", "entry", "method", "setup", "stdin", "shape", "exact", "inputs_key", "keep_going",
     "end_mark", "cpu_seconds", "wall_seconds", "call_seconds", "load_seconds", "slow_calls",
-    "memory_bytes",
 )  # fmt: skip
 
 
-class Reading:
-    """The records of one child, strictly read, and the verdict that follows from them."""
-
-    def __init__(self, part: Part) -> None:
-        self.part = part
-        self.right = self.answered = 0
-        self.wrong: tuple[Status, str] | None = None  # the first thing that went wrong
-        self.ended = False
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        if self.wrong is not None and not self.part.keep_going:
-            return
-        self._buffer += data
-        at = 0
-        while len(self._buffer) - at >= 5 and (self.wrong is None or self.part.keep_going):
-            size = int.from_bytes(self._buffer[at + 1 : at + 5], "big")
-            if len(self._buffer) - at - 5 < size:
-                break
-            tag = bytes(self._buffer[at : at + 1])
-            self._record(tag, bytes(self._buffer[at + 5 : at + 5 + size]))
-            at += 5 + size
-        del self._buffer[:at]
-
-    def _record(self, tag: bytes, payload: bytes) -> None:
-        if self.ended:
-            return self._fail(Status.FAILED, "answers after the end")
-        if tag == b"V":
-            self._answer(payload)
-        elif tag == b"X":
-            self._raised(payload.decode("utf-8", "replace")[:120])
-        elif tag == b"S":
-            self._fail(Status.SYNTAX_ERROR, payload.decode("utf-8", "replace")[:200])
-        elif tag == b"N":
-            self._fail(Status.NO_ANSWER, f"{self.part.entry} is not defined")
-        elif tag == b"E":
-            self.ended = True
-        elif tag != b"L":
-            self._fail(Status.FAILED, "unreadable answer")
-
-    def _answer(self, payload: bytes) -> None:
-        index = self.answered
-        self.answered += 1
-        if index >= len(self.part.inputs):
-            return self._fail(Status.FAILED, "more answers than questions")
-        try:
-            right = self.part.check(index, payload)
-        except Malformed as error:
-            return self._fail(Status.FAILED, f"input {index}: unreadable value: {error}")
-        if right:
-            self.right += 1
-        else:
-            self._fail(Status.FAILED, f"input {index}: wrong value")
-
-    def _raised(self, text: str) -> None:
-        phase, _, name = text.partition(" ")
-        where = phase if phase != "call" else f"input {self.answered}"
-        status = Status.CRASHED if name in ("SystemExit", "MemoryError") else Status.FAILED
-        self._fail(status, f"{where}: raised {name}")
-        self.answered += phase == "call"
-
-    def _fail(self, status: Status, detail: str) -> None:
-        if self.wrong is None:
-            self.wrong = (status, detail)
-
-    def result(self, cause: int, code: int, cpu: float, wall: float, index: int) -> PartResult:
-        """The verdict: `passed` only if every answer was there and right."""
-        status, detail = self._verdict(_CAUSES[cause], code, index)
-        return PartResult(
-            name=self.part.name,
-            status=status,
-            detail=detail,
-            cpu=cpu,
-            wall=wall,
-            right=self.right,
-            total=len(self.part.inputs),
-        )
-
-    def _verdict(self, cause: str, code: int, index: int) -> tuple[Status, str]:
-        total = len(self.part.inputs)
-        if self.wrong is None and self.right == self.answered == total and self.ended:
-            return Status.PASSED, ""
-        if cause in ("cpu", "wall") and (self.wrong is None or self.part.keep_going):
-            return Status.TIMEOUT, f"input {index}: {cause} limit"
-        if self.wrong is not None:
-            return self.wrong
-        if cause == "output":
-            return Status.CRASHED, f"input {index}: too much output"
-        how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        return Status.CRASHED, f"input {index}: ended early, {how}"
+def _asked(part: Part) -> dict[str, Any]:
+    """What the child is told of a part."""
+    told = {name: getattr(part, name) for name in _FIELDS}
+    told["inputs"] = () if part.inputs_key else part.inputs
+    return told

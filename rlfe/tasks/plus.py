@@ -206,6 +206,7 @@ class PlusTask(CodingTask):
             program=program,
             parts=parts,
             confirm=self.confirm,
+            shared=True,
             cost=sum(sum(part.slow_calls.values()) for part in parts),
         )
 

@@ -8,6 +8,7 @@ a program that forges records only answers, without knowing what is expected.
 
 from __future__ import annotations
 
+import functools
 import io
 import marshal
 import os
@@ -51,11 +52,11 @@ class Sender:
         self.flush()
 
 
-def run(job: Mapping[str, Any], sender: Sender, mark: Callable[[int], None]) -> None:
-    """Run one job to its end; `mark` tells the server the index of the call that starts."""
-    namespace: dict[str, Any] = {}
-    if job["mode"] == "stdin":
-        namespace["__name__"] = "__main__"
+def run(job: Mapping[str, Any], sender: Sender, mark: Callable[[int, int], None]) -> None:
+    """Run the parts of a job, each in a fresh namespace, up to the first that does not end well.
+
+    `mark(part, input)` tells the server which call starts.
+    """
     try:
         code = compile(job["program"], "<program>", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError) as error:
@@ -63,7 +64,9 @@ def run(job: Mapping[str, Any], sender: Sender, mark: Callable[[int], None]) -> 
         return sender.flush()
     except BaseException as error:
         return sender.failed("load", error)
-    _MODES[job["mode"]](job, code, namespace, sender, mark)
+    for number, part in enumerate(job["parts"]):
+        if not _MODES[part["mode"]](part, code, sender, functools.partial(mark, number)):
+            return
 
 
 def _loaded(code: Any, namespace: dict[str, Any], sender: Sender, phase: str = "load") -> bool:
@@ -75,23 +78,22 @@ def _loaded(code: Any, namespace: dict[str, Any], sender: Sender, phase: str = "
     return True
 
 
-def _calls(
-    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
-) -> None:
+def _calls(job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]) -> bool:
     """`fn(*input)` for every input, in order; stops at the first exception."""
     result, loads, shape = wire.result, marshal.loads, _SHAPES[job["shape"]]
     timed, clock = job["shape"] == "seconds", time.process_time
+    namespace: dict[str, Any] = {}
     if not _loaded(code, namespace, sender):
-        return
+        return False
     function = namespace.get(job["entry"], _calls)
     if job.get("method"):
         function = _method(namespace, job["entry"])
     if function is _calls:
         sender.send(b"N", b"")
-        return sender.flush()
+        sender.flush()
+        return False
     exact = frozenset(job["exact"])
     sender.send(b"L", b"")
-    sender.flush()
     for index, data in enumerate(job["inputs"]):
         mark(index)
         try:
@@ -101,9 +103,8 @@ def _calls(
         except BaseException as error:
             sender.failed("call", error)
             if not job["keep_going"]:
-                return
-    sender.send(b"E", b"")
-    sender.flush()
+                return False
+    return _done(sender)
 
 
 def _method(namespace: dict[str, Any], name: str) -> Any:
@@ -117,18 +118,18 @@ def _method(namespace: dict[str, Any], name: str) -> Any:
 
 
 def _expressions(
-    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
-) -> None:
+    job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]
+) -> bool:
     """The set-up code after the program, then every expression in the program's namespace."""
     result = wire.result
     texts = [compile(text, "<test>", "eval", dont_inherit=True) for text in job["inputs"]]
     setup = compile(job["setup"], "<setup>", "exec", dont_inherit=True)
+    namespace: dict[str, Any] = {}
     if not _loaded(code, namespace, sender):
-        return
+        return False
     if job["setup"] and not _loaded(setup, namespace, sender, "set-up"):
-        return
+        return False
     sender.send(b"L", b"")
-    sender.flush()
     for index, text in enumerate(texts):
         mark(index)
         try:
@@ -136,22 +137,22 @@ def _expressions(
         except BaseException as error:
             sender.failed("call", error)
             if not job["keep_going"]:
-                return
-    sender.send(b"E", b"")
-    sender.flush()
+                return False
+    return _done(sender)
 
 
 def _statements(
-    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
-) -> None:
+    job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]
+) -> bool:
     """Foreign asserts, run here: the record says so, an always-equal object can pass them."""
     texts = [compile(text, "<test>", "exec", dont_inherit=True) for text in job["inputs"]]
     setup = compile(job["setup"], "<setup>", "exec", dont_inherit=True)
     end = wire.encode(job["end_mark"])
+    namespace: dict[str, Any] = {}
     if not _loaded(code, namespace, sender):
-        return
+        return False
     if job["setup"] and not _loaded(setup, namespace, sender, "set-up"):
-        return
+        return False
     sender.send(b"L", b"")
     for index, text in enumerate(texts):
         mark(index)
@@ -161,39 +162,42 @@ def _statements(
         except BaseException as error:
             sender.failed("call", error)
             if not job["keep_going"]:
-                return
-    sender.send(b"E", b"")
-    sender.flush()
+                return False
+    return _done(sender)
 
 
-def _script(
-    job: Mapping[str, Any], code: Any, namespace: dict[str, Any], sender: Sender, mark: Any
-) -> None:
+def _script(job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]) -> bool:
     """The program as a script: descriptor 0 holds the input, 1 takes the output (a file)."""
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8", "surrogateescape")
-    sys.stdout = io.TextIOWrapper(
-        io.FileIO(1, "w", closefd=False), "utf-8", "surrogateescape", write_through=False
-    )
-    streams, lseek, read = (sys.stdout,), os.lseek, os.read
-    sys.modules["__main__"].__dict__.clear()
-    sys.modules["__main__"].__dict__.update(namespace)
+    sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "surrogateescape")
+    own, lseek, read = sys.stdout, os.lseek, os.read
+    namespace = sys.modules["__main__"].__dict__
+    namespace.clear()
+    namespace["__name__"] = "__main__"
     try:
-        exec(code, sys.modules["__main__"].__dict__)
+        exec(code, namespace)
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            return sender.failed("load", stop)
+            sender.failed("load", stop)
+            return False
     except BaseException as error:
-        return sender.failed("load", error)
-    for stream in (sys.stdout, *streams):
-        try:
+        sender.failed("load", error)
+        return False
+    try:
+        for stream in (sys.stdout, own):
             stream.flush()
-        except BaseException as error:
-            return sender.failed("load", error)
+    except BaseException as error:
+        sender.failed("load", error)
+        return False
     lseek(1, 0, 0)
-    data = read(1, wire.PLAIN_BYTES)
-    sender.send(b"V", wire.encode(data))
+    sender.send(b"V", wire.encode(read(1, wire.PLAIN_BYTES)))
+    return _done(sender)
+
+
+def _done(sender: Sender) -> bool:
     sender.send(b"E", b"")
     sender.flush()
+    return True
 
 
 def _elements(value: Any) -> Any:
@@ -219,7 +223,7 @@ _SHAPES: dict[str, Callable[[Any], Any]] = {
     "presence": _presence,
     "seconds": lambda value: value,
 }
-_MODES: dict[str, Callable[..., None]] = {
+_MODES: dict[str, Callable[..., bool]] = {
     "calls": _calls,
     "expressions": _expressions,
     "statements": _statements,

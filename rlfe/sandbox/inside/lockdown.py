@@ -32,6 +32,7 @@ class Jail:
         self.own_pids = self.fresh = self.as_nobody = False
         self.by = "python"
         self.tasks = THREADS
+        self.filter = b""  # the seccomp filter, where every child has the same process id
 
     def facts(self) -> dict[str, Any]:
         """What is in force, for `rlfe doctor` and the record of every result."""
@@ -45,7 +46,7 @@ class Jail:
             "tmpfs": self.fresh,
         }
 
-    def script_files(self, job: Mapping[str, Any]) -> tuple[int, int]:
+    def script_files(self, text: str) -> tuple[int, int]:
         """Two nameless files: the script's input, and the place for its output."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
         found = []
@@ -53,7 +54,7 @@ class Jail:
             path = f"{self.scratch}/.{name}"
             found.append(os.open(path, flags, 0o600))
             os.unlink(path)
-        data = memoryview(job["stdin"].encode("utf-8", "surrogateescape"))
+        data = memoryview(text.encode("utf-8", "surrogateescape"))
         while data:
             data = data[os.write(found[0], data) :]
         os.lseek(found[0], 0, 0)
@@ -84,20 +85,17 @@ class Jail:
             landlock.restrict(self.rules)
             os.close(self.rules)
         if self.has_seccomp:
-            seccomp.install(seccomp.program(os.getpid()))
+            seccomp.install(self.filter or seccomp.program(os.getpid()))
 
     def _limit(self, job: Mapping[str, Any]) -> None:
-        wishes = (
-            (resource.RLIMIT_AS, job["memory_bytes"] + _own_bytes()),
+        for kind, wish in (
+            (resource.RLIMIT_AS, job["memory_bytes"] + _AT_START),
             (resource.RLIMIT_CPU, int(job["cpu_seconds"]) + 2),
             (resource.RLIMIT_FSIZE, FILE_BYTES),
             (resource.RLIMIT_NOFILE, OPEN_FILES),
             (resource.RLIMIT_NPROC, self.tasks),
-            (resource.RLIMIT_CORE, 0),
-        )
-        for kind, wish in wishes:
-            hard = resource.getrlimit(kind)[1]
-            limit = wish if hard == resource.RLIM_INFINITY else min(wish, hard)
+        ):
+            limit = min(wish, _HARD[kind])
             resource.setrlimit(kind, (limit, limit))
 
     def kill(self, pid: int) -> None:
@@ -162,12 +160,15 @@ def _lift(path: str, folder: str) -> None:
     os.rmdir(path)
 
 
-def _own_bytes() -> int:
-    """Address space that this process already has: the limit is counted on top of it."""
-    return _AT_START
-
-
-_AT_START = 0
+_AT_START = 0  # address space that the server has: the limit is counted on top of it
+_UNLIMITED = 1 << 62
+_HARD = {
+    kind: hard if (hard := resource.getrlimit(kind)[1]) != resource.RLIM_INFINITY else _UNLIMITED
+    for kind in (
+        resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE,
+        resource.RLIMIT_NPROC,
+    )
+}  # fmt: skip
 
 
 def _standard_files(writer: int, files: tuple[int, ...], rules: int) -> None:
@@ -176,7 +177,7 @@ def _standard_files(writer: int, files: tuple[int, ...], rules: int) -> None:
     for target in (0, 1, 2):
         os.dup2(files[target] if target < len(files) else null, target)
     os.dup2(writer, Jail.PIPE)
-    end = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    end = 1 << 16
     os.closerange(Jail.PIPE + 1, rules if rules >= 0 else end)
     os.closerange(max(rules, Jail.PIPE) + 1, end)
 
@@ -195,6 +196,8 @@ def enter(options: Mapping[str, Any]) -> Jail:
     if jail is None:
         raise OSError(f"the tier {wanted} is not possible here")
     jail.tasks = tasks + THREADS
+    if jail.own_pids:
+        jail.filter = seccomp.program(1)
     return jail
 
 

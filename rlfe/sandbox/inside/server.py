@@ -28,7 +28,8 @@ from typing import Any
 from rlfe.sandbox.inside import harness, lockdown
 
 FRAME = struct.Struct(">cII")
-END = struct.Struct(">BiddI")
+END = struct.Struct(">BiddII")
+PLACE = struct.Struct(">II")
 EXITED, CPU, WALL, OUTPUT, STOPPED = range(5)
 MAX_OUTPUT = 64 << 20
 POLL_SECONDS = 0.25
@@ -85,25 +86,26 @@ class Server:
             os._exit(0)  # the parent is gone; the children go with us
 
     def _job(self, number: int, job: dict[str, Any]) -> None:
-        if job["inputs_key"]:
-            job["inputs"] = self.inputs[job["inputs_key"]]
+        for part in job["parts"]:
+            if part["inputs_key"]:
+                part["inputs"] = self.inputs[part["inputs_key"]]
         if "numpy" in job["program"] and not self.has_numpy:
             self._load_numpy()
-        self.progress[:4] = b"\0\0\0\0"
+        self.progress[:8] = bytes(8)
         child = Child(job, self.jail, self.progress)
         try:
-            cause = self._watch(number, child, job)
+            cause = self._watch(number, child, job["parts"])
         finally:
             status, usage = child.end()
-        index = self._index()
         cpu = usage.ru_utime + usage.ru_stime
         wall = time.monotonic() - child.started
         code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.waitstatus_to_exitcode(status)
-        self._frame(b"E", number, END.pack(cause, code, cpu, wall, index))
+        self._frame(b"E", number, END.pack(cause, code, cpu, wall, *self._place()))
 
-    def _index(self) -> int:
-        """The input that the child says it works on: for limits of slow calls, and for words."""
-        return int.from_bytes(self.progress[:4], "big")
+    def _place(self) -> tuple[int, int]:
+        """Part and input that the child says it works on: for limits of slow calls, and words."""
+        part, index = PLACE.unpack(self.progress[:8])
+        return part, index
 
     def _load_numpy(self) -> None:
         self.has_numpy = True
@@ -114,14 +116,14 @@ class Server:
         gc.collect()
         gc.freeze()
 
-    def _watch(self, number: int, child: Child, job: dict[str, Any]) -> int:
+    def _watch(self, number: int, child: Child, parts: list[dict[str, Any]]) -> int:
         """Pass records on until the child closes its pipe or breaks a limit; the cause."""
         poll = select.poll()
         poll.register(child.pipe, select.POLLIN)
         poll.register(self.requests, select.POLLIN)
-        sent, limit = 0, Clock(child, job)
+        sent, limit = 0, Clock(child, parts)
         while True:
-            cause, wait = limit.check(self._index())
+            cause, wait = limit.check(*self._place())
             if cause is not None:
                 return cause
             if limit.is_time_to_look() and self.jail.overfull():
@@ -149,11 +151,8 @@ class Server:
 class Clock:
     """CPU time decides, wall time catches sleepers; both for the call in progress and in all."""
 
-    def __init__(self, child: Child, job: dict[str, Any]) -> None:
-        self.child = child
-        self.total, self.wall = job["cpu_seconds"], job["wall_seconds"]
-        self.normal, self.slow = job["call_seconds"], job["slow_calls"]
-        self.load, self.is_loaded = job["load_seconds"], False
+    def __init__(self, child: Child, parts: list[dict[str, Any]]) -> None:
+        self.child, self.parts, self.is_loaded = child, parts, False
         self.mark_cpu, self.mark_wall = 0.0, child.started
         self.next_look = child.started + POLL_SECONDS
 
@@ -169,15 +168,22 @@ class Clock:
         self.is_loaded = True
         self.mark_cpu, self.mark_wall = self.child.cpu(), time.monotonic()
 
-    def check(self, index: int) -> tuple[int | None, float]:
-        """(cause or None, seconds until it is worth looking again) while input `index` runs."""
+    def check(self, place: int, index: int) -> tuple[int | None, float]:
+        """(cause or None, seconds until it is worth looking again) while input `index` runs.
+
+        What a part leaves of its time adds to the next one's.
+        """
         now, cpu = time.monotonic(), self.child.cpu()
-        call = self.slow.get(index, self.normal) if self.is_loaded else self.load
-        left_cpu = min(self.total - cpu, call - (cpu - self.mark_cpu))
+        begun = self.parts[: place + 1]
+        part = begun[-1]
+        call = part["slow_calls"].get(index, part["call_seconds"])
+        call = call if self.is_loaded else part["load_seconds"]
+        total, wall = (sum(p[name] for p in begun) for name in ("cpu_seconds", "wall_seconds"))
+        left_cpu = min(total - cpu, call - (cpu - self.mark_cpu))
         if left_cpu <= 0:
             return CPU, 0.0
         quiet = 3 * call + 2
-        left_wall = min(self.child.started + self.wall - now, self.mark_wall + quiet - now)
+        left_wall = min(self.child.started + wall - now, self.mark_wall + quiet - now)
         if left_wall <= 0:
             return WALL, 0.0
         return None, max(0.001, min(left_cpu, left_wall, POLL_SECONDS))
@@ -188,7 +194,8 @@ class Child:
 
     def __init__(self, job: dict[str, Any], jail: lockdown.Jail, progress: mmap.mmap) -> None:
         self.jail = jail
-        self.files = jail.script_files(job) if job["mode"] == "stdin" else ()
+        script = job["parts"][0]["mode"] == "stdin"
+        self.files = jail.script_files(job["parts"][0]["stdin"]) if script else ()
         self.pipe, writer = os.pipe()
         self.started = time.monotonic()
         self.pid = jail.fork()
@@ -204,8 +211,8 @@ class Child:
             self.jail.in_child(job, writer, self.files)
             sender = harness.Sender(self.jail.PIPE)
 
-            def mark(index: int) -> None:
-                progress[:4] = index.to_bytes(4, "big")
+            def mark(part: int, index: int) -> None:
+                progress[:8] = PLACE.pack(part, index)
 
             gc.enable()
             harness.run(job, sender, mark)

@@ -8,7 +8,6 @@ Try: `encode([1, 2.5, "x"])`.
 
 from __future__ import annotations
 
-import hashlib
 import marshal
 import struct
 import sys
@@ -16,7 +15,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import hashlib
 
 MAX_DEPTH = 100  # containers inside containers
 MAX_ITEMS = 4_000_000  # elements of one result, all levels together
@@ -225,9 +227,15 @@ def encode(value: Any, *, canonical: bool = False) -> bytes:
     return b"".join(coder.parts)
 
 
+def _sha256(data: bytes) -> hashlib._Hash:
+    import hashlib  # when needed: its libraries make every fork dearer
+
+    return hashlib.sha256(data)
+
+
 def canonical_digest(value: Any) -> bytes:
     """sha256 that equal values share: sets and dicts sorted, 1 and 1.0 and True alike."""
-    return hashlib.sha256(encode(value, canonical=True)).digest()
+    return _sha256(encode(value, canonical=True)).digest()
 
 
 def exact_digest(value: Any) -> bytes:
@@ -238,8 +246,8 @@ def exact_digest(value: Any) -> bytes:
     """
     try:
         if type(value) is not list and type(value) is not tuple:
-            return hashlib.sha256(marshal.dumps(value, 2)).digest()
-        digest = hashlib.sha256(COUNT.pack(len(value)))
+            return _sha256(marshal.dumps(value, 2)).digest()
+        digest = _sha256(COUNT.pack(len(value)))
         for start in range(0, len(value), _PIECE):
             digest.update(marshal.dumps(value[start : start + _PIECE], 2))
     except ValueError:  # not a plain value
