@@ -31,6 +31,7 @@ TRANSPORT = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "ssl")
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token with write access."
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled after each try
+COUNTDOWN_SECONDS = 60.0  # between two lines about a long wait
 Result = TypeVar("Result")
 
 
@@ -102,9 +103,11 @@ def _pause(failure: Failure, number: int, cause: Exception, patience: Patience) 
     last = number >= patience.tries and not waits
     if failure.wait_seconds is None or last or (failure.is_quota and not waits):
         raise failure.error from cause
-    seconds = max(failure.wait_seconds, FIRST_WAIT_SECONDS * 2 ** (number - 1))
-    patience.say(f"{failure.error.args[0]}; trying again in {seconds:.0f} s")
-    patience.sleep(seconds)
+    left = max(failure.wait_seconds, FIRST_WAIT_SECONDS * 2 ** (number - 1))
+    while left > 0:
+        patience.say(f"{failure.error.args[0]}; trying again in {left:.3g} s")
+        patience.sleep(min(left, COUNTDOWN_SECONDS))
+        left -= COUNTDOWN_SECONDS
 
 
 def is_from_client(error: BaseException) -> bool:
@@ -219,7 +222,7 @@ def _transport_failure(error: Exception, context: Context) -> Failure:
 def _disk_full(error: Exception) -> RlfeError:
     return RlfeError(
         f"disk full: {_first_line(error)}",
-        hint="The client keeps upload caches in HF_HOME: free some space and run it again.",
+        hint="Free some space (the client's caches lie in HF_HOME) and run the same command again.",
     )
 
 

@@ -463,3 +463,42 @@ def test_offline_is_exit_7(tmp_path):
     )  # fmt: skip
     assert done.returncode == 7
     assert "HF_HUB_OFFLINE" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_connection_that_breaks_in_the_middle_of_a_commit_is_tried_again(
+    lfs, tmp_path, repo, monkeypatch
+):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    answer, breaks = hub.answer, [1]
+
+    def broken(request):
+        reply = answer(request)
+        if breaks and request.path.endswith(f"{repo}/commit/main"):
+            breaks.pop()
+            raise SystemExit  # the commit has landed, the connection closes without an answer
+        return reply
+
+    monkeypatch.setattr(hub, "answer", broken)
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    assert breaks == []
+    assert len(titles(hub, repo)) == 1
+    assert len((run / ".rlfe" / "push.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_push_needs_neither_torch_nor_transformers(lfs, tmp_path, repo):
+    hub, _driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'pandas'));"
+        "from rlfe.cli.main import main; main(sys.argv[1:])"
+    )
+    for flags in (["--dry-run"], ["--yes"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, "push", run, "--repo", repo, *flags],
+            env={**os.environ, **hub.environment(xet=False)}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert f"{run.name}/global_step_30/config.json" in hub.tree(repo)
