@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -502,3 +505,40 @@ def test_a_push_needs_neither_torch_nor_transformers(lfs, tmp_path, repo):
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
     assert f"{run.name}/global_step_30/config.json" in hub.tree(repo)
+
+
+def test_ctrl_c_names_the_command_to_go_on_with(lfs, tmp_path, repo, monkeypatch):
+    hub, _ = lfs
+    run = make_run(tmp_path, steps=(30,))
+    answer, held = hub.answer, threading.Event()
+
+    def slow(request):
+        if request.path.endswith(f"{repo}/commit/main"):
+            held.set()
+            time.sleep(1.5)
+        return answer(request)
+
+    monkeypatch.setattr(hub, "answer", slow)
+    push = [sys.executable, "-m", "rlfe", "push", run, "--repo", repo, "--no-card", "--yes"]
+    process = subprocess.Popen(
+        push, env={**os.environ, **hub.environment(xet=False)}, stderr=subprocess.PIPE, text=True
+    )
+    assert held.wait(30)
+    process.send_signal(signal.SIGINT)
+    _, words = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"To go on: rlfe push {run} --repo {repo} --no-card --yes" in words
+    assert "Traceback" not in words
+
+
+def test_a_token_in_a_hand_written_part_of_the_card_stops_the_push(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    push = ("push", run, "--repo", repo, "--no-verify")
+    assert driver.rlfe(*push, "--yes").code == 0
+    part = f"<!-- rlfe:keep:introduction -->\nkey {TOKEN}\n<!-- /rlfe:keep -->"
+    put(hub, repo, "README.md", "---\nlicense: mit\n---\n<!-- rlfe:card -->\n" + part)
+    done = driver.rlfe(*push)
+    assert done.code == 2
+    assert "README.md:" in done.err
+    assert TOKEN not in done.err + done.out

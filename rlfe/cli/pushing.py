@@ -22,7 +22,7 @@ from rlfe.cli.publication import (
     publication,
 )
 from rlfe.cli.push_view import COLUMNS, Report, quiet_client, rows_of, size_text
-from rlfe.errors import NetworkError, NotAllowedError, PartialError
+from rlfe.errors import NetworkError, NotAllowedError, PartialError, RequestError
 from rlfe.hub import metadata
 from rlfe.hub.cache import Cache
 from rlfe.hub.card_metadata import check_license, license_of
@@ -31,6 +31,7 @@ from rlfe.hub.discover import LocalRun
 from rlfe.hub.folder import check_target, same_in_folder, write_tree
 from rlfe.hub.plan import Plan, make_plan, plan_warnings
 from rlfe.hub.publish import Documents, manifest_entries, publish_documents
+from rlfe.hub.secrets import first_secret_in
 from rlfe.hub.target import UNKNOWN, Look, look_in_folder, look_on_hub
 from rlfe.hub.upload import Sent, Uploader
 from rlfe.hub.verify import verify, write_receipts
@@ -88,6 +89,15 @@ class Request:
         return shlex.join(["rlfe", "push", *self.runs, *words, "--yes"])
 
 
+def _refuse_secrets(text: str) -> None:
+    secret = first_secret_in(text.encode().splitlines())
+    if secret is not None:
+        raise RequestError(
+            f"README.md:{secret.line} holds what looks like a {secret.shape}",
+            hint="Revoke it if it is real, and remove it from where the card takes it.",
+        )
+
+
 class Push:
     """One push, from discovery to receipt."""
 
@@ -112,6 +122,7 @@ class Push:
         if request.yes and request.with_card:
             check_license(pub.material)
         plan = replace(plan, card=pub.card_text(look.card) if request.with_card else "")
+        _refuse_secrets(plan.card)
         self._warn(plan, pub, look)
         if not request.yes:
             self._show(plan)
@@ -140,7 +151,10 @@ class Push:
             check_target(self.request.to_folder, [run.folder for run in runs])
             return look_in_folder(self.request.to_folder.expanduser())
         try:
-            return look_on_hub(self.client, [run.name for run in runs])
+            look = look_on_hub(self.client, [run.name for run in runs])
+            if self.request.yes:
+                self.client.check_role()
+            return look
         except (NetworkError, NotAllowedError) as error:
             if self.request.yes:
                 raise

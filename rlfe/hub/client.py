@@ -49,6 +49,7 @@ class Client:
         self.repo_id, self.revision = repo_id, revision
         self.patience = patience
         self.user = ""
+        self.may_write = True
 
     def call(
         self,
@@ -68,8 +69,19 @@ class Client:
 
         if not get_token():
             raise NotAllowedError("not logged in to the Hub: there is no token", hint=LOGIN)
-        self.user = str(self.call(self.api.whoami)["name"])
+        facts = self.call(self.api.whoami)
+        self.user = str(facts["name"])
+        token = facts.get("auth", {}).get("accessToken") or {}
+        self.may_write = token.get("role") != "read"
         return self.user
+
+    def check_role(self) -> None:
+        """Raises `NotAllowedError` when the token can only read (known after `account`)."""
+        if not self.may_write:
+            raise NotAllowedError(
+                f"account {self.user} may read but not write {self.repo_id}: its token only reads",
+                hint=LOGIN,
+            )
 
     def facts(self) -> RepoFacts | None:
         """Visibility and head of the repository; None when it is not there (or not visible)."""
