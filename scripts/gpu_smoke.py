@@ -189,11 +189,15 @@ class Smoke:
             same = self.sampler.load(snapshot) == snapshot.fingerprint
             seconds.append([round(taken, 3), round(time.monotonic() - begin - taken, 3)])
         facts: Facts = {"snapshot_and_load_seconds": seconds, "fingerprint_agrees": same}
-        for temperature in (1.0, 0.6):
-            requests = requests_of(self.sampler.tokenizer, 16, 4, 256, temperature)
-            done, _ = sampled(self.sampler, requests)
+        for on, temperature in ((False, 1.0), (True, 1.0), (True, 0.6)):
+            self.sampler.float_head(on)
+            requests = requests_of(self.sampler.tokenizer, 64, 8, 256, temperature)
+            done, speed = sampled(self.sampler, requests)
             self.learner._temperature = temperature  # the learner of a run has one
-            facts[f"mismatch {temperature}"] = mismatch(self.learner, requests, done, 64)
+            facts[f"float head {on}, temperature {temperature}"] = {
+                "tokens_per_second": speed["tokens_per_second"],
+                "mismatch": mismatch(self.learner, requests, done, 128),
+            }
         return facts
 
     def verify(self) -> Facts:

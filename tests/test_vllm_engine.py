@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -169,6 +170,19 @@ def test_what_is_read_back_is_norms_and_the_embedding() -> None:
     ]
     held["model.embed_tokens.weight"] = torch.ones(5, 4)  # divided over two GPUs
     assert "model.embed_tokens.weight" not in compared(given, held)
+
+
+def test_float_logits_are_sums_that_were_not_rounded() -> None:
+    import torch
+
+    from rlfe.engines.vllm_worker import _float_logits
+
+    hidden = torch.tensor([[1.0, 1.0]], dtype=torch.bfloat16)
+    head = SimpleNamespace(weight=torch.tensor([[20.0, 0.0625], [1.0, 2.0], [9.0, 9.0]]).bfloat16())
+    processor = SimpleNamespace(_gather_logits=lambda logits: logits, org_vocab_size=2)
+    found = _float_logits(processor, hidden, head, torch.tensor([0.0, 0.5, 0.0]))
+    assert found is not None
+    assert found.tolist() == [[20.0625, 3.5]]  # bf16 would say 20.0; the third row is padding
 
 
 @pytest.mark.skipif(installed(), reason="vllm is installed")
@@ -358,6 +372,31 @@ def test_a_call_that_is_left_half_way_leaves_nothing_behind(
     assert next(running)[0] == "short"  # as they finish, not in order
     running.close()
     assert list(tokens(sampler, a_request(sampler, "next"))) == ["next"]
+
+
+# each in a process of its own, after those that share one
+
+
+@quiet
+@with_vllm
+def test_a_bf16_engine_scores_closer_to_the_trainer_with_float_logits(
+    checkpoints: list[Path],
+) -> None:
+    import torch
+
+    learner = TransformersLearner(checkpoints[0], device="cpu")
+    with torch.no_grad():  # what the engine holds
+        for tensor in learner.model.parameters():
+            tensor.copy_(tensor.bfloat16().float())
+    sampler = VllmSampler(checkpoints[0], device="cpu", dtype="bfloat16", max_len=MAX_LEN)
+    request = a_request(sampler, n=64, temperature=1.0, max_tokens=32)
+    means = []
+    for on in (False, True):
+        sampler.float_head(on)
+        parts = dict(sampler.generate([request]))["a"]
+        means.append(np.abs(scored(learner, request, parts)).mean())
+    sampler.close()
+    assert 0 < means[1] < means[0] < 0.1
 
 
 @quiet

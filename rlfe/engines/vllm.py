@@ -56,6 +56,7 @@ class VllmSampler:
         tensor_parallel: GPUs that share the weights.
         compilation: `eager`, `graphs` or `full` (`vllm_settings.Settings`).
         sleep: Give the cache's memory back after each `generate` until the next one.
+        float_head: Keep logits in float32 (the weights stay as they are).
         thinking: The chat template's switch; None: not passed.
         lora: LoRA settings; snapshots are then adapters and are served as such.
         same_process: Run the engine core in this process. One of its own overlaps its scheduling
@@ -78,6 +79,7 @@ class VllmSampler:
         tensor_parallel: int = 1,
         compilation: Compilation = "graphs",
         sleep: bool = False,
+        float_head: bool = True,
         thinking: bool | None = None,
         revision: str | None = None,
         lora: Lora | None = None,
@@ -99,6 +101,7 @@ class VllmSampler:
             tensor_parallel=tensor_parallel,
             compilation=compilation,
             sleep=sleep and not on_cpu,
+            float_head=float_head,
             lora_rank=0 if lora is None else lora.rank,
             device=device,
         )
@@ -171,6 +174,11 @@ class VllmSampler:
         self.restart()
         fresh = dict(self.generate(greedy))
         return tuple(r.id for r in greedy if kept[r.id][0].token_ids != fresh[r.id][0].token_ids)
+
+    def float_head(self, on: bool) -> None:
+        """Keep logits in float32, or round them as vLLM does by default; for the loaded engine."""
+        self._ready(awake=False)
+        self._ask("rlfe_float_head", on)
 
     def free_bytes(self) -> int:
         """Free memory of the engine's GPU; 0 on a CPU."""
@@ -329,6 +337,7 @@ class VllmSampler:
             ) from error
         self.engine_starts += 1
         self._adapter = None
+        self.float_head(self._settings.float_head)
 
     def _stop(self) -> None:
         if self._llm is None:

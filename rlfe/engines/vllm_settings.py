@@ -46,6 +46,7 @@ class Settings:
     tensor_parallel: int = 1
     compilation: Compilation = "graphs"
     sleep: bool = False
+    float_head: bool = True
     lora_rank: int = 0
     device: str = "auto"
 
