@@ -36,12 +36,11 @@ def made(*runs: Path, **stated: object) -> object:
     return publication(found, "my-org/series", Stated(**stated), base_card=nobody)  # type: ignore[arg-type]
 
 
-def write_tables(root: Path, points: dict[tuple[str, int, str], list[int]]) -> None:
+def write_tables(folder: Path, points: dict[tuple[str, int, str], list[int]]) -> None:
     """Score table, counts and rates as `rlfe eval` writes them: right of 4 per problem."""
     from rlfe.eval.tables import parquet_bytes
 
-    folder = root / "_tables"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     rows, counts, rates = [], [], []
     for (cell, step, task), right in sorted(points.items()):
         key = {"cell": cell, "step": str(step), "task": task, "settings": SETTINGS}
@@ -86,7 +85,9 @@ def series(tmp_path):
             for step in steps:
                 gain = 1 if task == "mbpp_plus" else (-1 if run is one else 0)
                 points[run.name, step, task] = [2 + gain] * 20 + [0, 4] * 5
-    write_tables(runs, points)
+    for cell in ("tiny", one.name, two.name):
+        place = runs / "_base" / "tiny" if cell == "tiny" else runs / cell
+        write_tables(place / "evals", {key: c for key, c in points.items() if key[0] == cell})
     return one, two
 
 
@@ -108,7 +109,7 @@ def test_the_same_inputs_give_the_same_bytes(series):
     assert first.files == second.files
     assert set(first.files) == {
         "evals/scores.csv", "evals/scores.parquet", "evals/scores_settings.json",
-        "plots/pass_at_k.png",
+        "plots/pass_at_k.png", "plots/gain_forgetting.png",
     }  # fmt: skip
 
 

@@ -149,6 +149,27 @@ def _compared(
     ]  # fmt: skip
 
 
+def gain_plot(folders: Sequence[Path]) -> bytes | None:
+    """Gain against forgetting over the steps (PNG), from the counts inside the run folders.
+
+    None when nothing is to be drawn: it needs the trained task and another one, base included.
+    """
+    from tempfile import TemporaryDirectory
+
+    from rlfe.eval.report.analysis import Analysis
+    from rlfe.eval.report.figures import write_figures
+    from rlfe.eval.report.gather import read_groups, read_runs
+
+    runs = read_runs([folder for folder in folders if (folder / "config.toml").is_file()])
+    paths = Analysis(runs, read_groups(runs)).paths()
+    if not paths:
+        return None
+    named = [{"name": run.name, "arm": run.arm} for run in runs]
+    with TemporaryDirectory() as scratch:
+        files = write_figures(Path(scratch), {"paths": paths, "groups": [], "runs": named})
+        return next(path.read_bytes() for path in files if path.suffix == ".png")
+
+
 # -- hold-out -----------------------------------------------------------------------------------
 
 

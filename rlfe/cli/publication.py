@@ -16,7 +16,7 @@ import click
 
 from rlfe import records
 from rlfe.cli import help as pages
-from rlfe.cli.card_statistics import comparisons, holdout, read_counts
+from rlfe.cli.card_statistics import comparisons, gain_plot, holdout, read_counts
 from rlfe.errors import RequestError, RlfeError
 from rlfe.hub import card, metadata
 from rlfe.hub.cache import Cache
@@ -31,6 +31,8 @@ from rlfe.hub_calls import Patience
 
 F = TypeVar("F", bound=Callable[..., Any])
 PLOT = "plots/pass_at_k.png"
+GAIN_PLOT = "plots/gain_forgetting.png"
+CAPTIONS = {PLOT: "pass@k over steps", GAIN_PLOT: "gain against forgetting"}
 TABLE = "evals/scores"
 
 
@@ -149,7 +151,10 @@ def publication(
     rows = [row for path in paths for row in _rows(path, names)] if results.scores else []
     files = _files(rows, results)
     counts = read_counts(paths, names) if results.scores else {}
-    plots = [Plot(path=PLOT, caption="pass@k over steps")] if PLOT in files else []
+    picture = gain_plot([run.folder for run in runs]) if results.scores else None
+    if picture is not None:
+        files[GAIN_PLOT] = picture
+    plots = [Plot(path=path, caption=text) for path, text in CAPTIONS.items() if path in files]
     material = Material(
         repo_id=repo_id, cells=cells, results=results, license=chosen,
         base_model=stated.base_model, plots=plots, other_cells=other_cells,
@@ -160,10 +165,11 @@ def publication(
 
 
 def table_folders(runs: Sequence[LocalRun]) -> list[Path]:
-    """Where `rlfe eval` writes tables, nearest last: its default, beside the runs, inside a run."""
+    """Where `rlfe eval` leaves tables, nearest last: beside the runs, the base's, the run's own."""
     roots = {run.folder.parent for run in runs}
     folders = [place for root in sorted(roots) for place in (root.parent, root, root / "_tables")]
-    return [*folders, *(run.folder / "evals" for run in runs)]
+    bases = {run.folder.parent / "_base" / run.cell.model / "evals" for run in runs}
+    return [*folders, *sorted(bases), *(run.folder / "evals" for run in runs)]
 
 
 def _rows(path: Path, names: set[str]) -> list[dict[str, str]]:
