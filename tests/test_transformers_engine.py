@@ -15,11 +15,13 @@ from rlfe.engines.drawing import draw, uniforms
 from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.generation import cut
 from rlfe.engines.learner import TransformersLearner
+from rlfe.engines.packing import sequences
 from rlfe.engines.tokenizer import HfTokenizer, end_token_ids
 from rlfe.engines.transformers import TransformersSampler, packed
 from rlfe.engines.weights import Lora
 from rlfe.errors import NotFoundError, RequestError, RlfeError
-from rlfe.types import Finish, Message, Prompt, Request, Sampling
+from rlfe.training.batching import joined
+from rlfe.types import Batch, Finish, Message, Prompt, Request, Sampling
 from tests.test_engine_contract import MeanLogp, a_batch, a_request
 from tests.tiny_model import write_tiny_model
 
@@ -29,6 +31,20 @@ LORA = Lora(rank=4, alpha=8, targets="all-linear", seed=1)
 @pytest.fixture
 def sampler(tiny_model: Path, one_thread: None) -> TransformersSampler:
     return TransformersSampler(tiny_model, device="cpu")
+
+
+def small_batch(ids_BL: np.ndarray, mask_BL: np.ndarray) -> Batch:
+    count = len(ids_BL)
+    return Batch(
+        ids_BL=ids_BL,
+        mask_BL=mask_BL,
+        behavior_logp_BL=np.zeros(ids_BL.shape, np.float32),
+        advantage_B=np.ones(count),
+        weight_B=np.ones(count),
+        successes_B=np.ones(count, np.int64),
+        group_B=np.zeros(count, np.int64),
+        source_B=np.zeros(count, np.int8),
+    )
 
 
 def trained(folder: Path, **other) -> tuple[TransformersLearner, object]:
@@ -246,6 +262,40 @@ def test_gradients_do_not_depend_on_micro_batches_order_or_padding(tiny_model, o
         learner, batch = trained(tiny_model, micro_batch=micro_batch)
         norms.append(learner.gradient_norm(batch, MeanLogp(int(batch.mask_BL.sum()))))
     assert norms == pytest.approx([norms[0]] * 3, rel=1e-5)
+
+
+def test_a_shared_prompt_changes_neither_values_nor_gradients(tiny_model, one_thread) -> None:
+    sampler = TransformersSampler(tiny_model, device="cpu")
+    prompts = {"a": "a prompt", "b": "another, longer prompt", "c": "x"}
+    requests = [a_request(sampler, name, text, n=3) for name, text in prompts.items()]
+    done = dict(sampler.generate(requests))
+    parts = [a_batch(sampler, done[r.id], r.prompt_ids) for r in requests]
+    batch = joined(joined(parts[0], parts[1], pad_id=0), parts[2], pad_id=0)
+    batch.mask_BL[4] = False  # a cut rollout that is not trained on
+    found = {}
+    for share in (True, False):
+        learner = TransformersLearner(tiny_model, dtype="float32", device="cpu")
+        assert learner._packs
+        learner._packs = share
+        seen = learner.forward_backward(batch, MeanLogp(50))
+        grads = torch.cat([p.grad.flatten() for p in learner.model.parameters()])
+        found[share] = (seen.logp_BL, seen.entropy_BL, grads.numpy())
+    for shared, apart in zip(found[True], found[False], strict=True):
+        assert np.allclose(shared, apart, atol=2e-6)
+    assert np.abs((found[True][0] - batch.behavior_logp_BL)[batch.mask_BL]).max() < 1e-5
+
+
+def test_packed_sequences_restart_positions_and_stay_under_the_limit() -> None:
+    ids_BL = np.array([[7, 8, 1, 2], [7, 8, 3, 0], [7, 8, 4, 0]])
+    mask_BL = np.array([[0, 0, 1, 1], [0, 0, 1, 0], [0, 0, 1, 0]], bool)
+    batch = small_batch(ids_BL, mask_BL)
+    first, second = sequences(batch, limit=5)
+    assert first.ids_T.tolist() == [7, 8, 1, 2, 3]
+    assert first.position_T.tolist() == [0, 1, 2, 3, 2]
+    assert first.at_M.tolist() == [1, 2, 1]
+    assert list(zip(first.row_M, first.column_M, strict=True)) == [(0, 2), (0, 3), (1, 2)]
+    assert first.allowed_TT()[4].tolist() == [True, True, False, False, True]
+    assert second.ids_T.tolist() == [7, 8, 4]
 
 
 def test_rows_that_need_no_gradient_get_none(tiny_model: Path, one_thread: None) -> None:

@@ -23,6 +23,7 @@ import torch
 from rlfe.engines.base import LossFunction, Pass, Snapshot, Source
 from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.logprobs import micro_batches, rows_of, scored
+from rlfe.engines.packing import can_share
 from rlfe.engines.source import model_folder
 from rlfe.engines.weights import (
     Lora,
@@ -87,6 +88,7 @@ class TransformersLearner:
             weight_decay=weight_decay,
             fused=self._device.type in ("cpu", "cuda"),
         )
+        self._packs = can_share(self.model, self._device.type)
         self._reference: Any = None
 
     @property
@@ -103,11 +105,11 @@ class TransformersLearner:
         logp_BL = np.zeros(batch.ids_BL.shape, np.float32)
         entropy_BL = np.zeros(batch.ids_BL.shape, np.float32)
         graded_B = loss.needs_gradient(batch)
-        for rows in micro_batches(batch, graded_B, self._micro_batch, self._device.type):
+        for rows in self._micro_batches(batch, graded_B):
             part = rows_of(batch, rows)
             width = part.ids_BL.shape[1]
             with torch.set_grad_enabled(bool(graded_B[rows].any())), self._autocast():
-                logp, entropy = scored(self.model, part, self._temperature, loss.entropy_gradient)
+                logp, entropy = self._scored(self.model, part, loss.entropy_gradient)
             value, shares = loss(part, logp, entropy)
             if value.requires_grad:
                 value.backward()
@@ -155,10 +157,10 @@ class TransformersLearner:
         nothing_B = np.zeros(len(batch.ids_BL), bool)
         kind = False if entropy else None
         with torch.no_grad(), self._weights(source) as model:
-            for rows in micro_batches(batch, nothing_B, self._micro_batch, self._device.type):
+            for rows in self._micro_batches(batch, nothing_B):
                 part = rows_of(batch, rows)
                 with self._autocast():
-                    found = scored(model, part, self._temperature, kind)[1 if entropy else 0]
+                    found = self._scored(model, part, kind)[1 if entropy else 0]
                 value_BL[rows, : part.ids_BL.shape[1]] = found.cpu().numpy()
         return value_BL
 
@@ -247,6 +249,15 @@ class TransformersLearner:
     def _step_device(self) -> torch.device:
         """A fused optimiser keeps its step count on a CUDA device, others on the CPU."""
         return self._device if self._device.type == "cuda" else torch.device("cpu")
+
+    def _micro_batches(self, batch: Batch, graded_B: np.ndarray) -> Iterator[np.ndarray]:
+        kind = self._device.type
+        return micro_batches(batch, graded_B, self._micro_batch, kind, share=self._packs)
+
+    def _scored(
+        self, model: Any, part: Batch, entropy_gradient: bool | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return scored(model, part, self._temperature, entropy_gradient, share=self._packs)
 
     def _autocast(self) -> Any:
         if self._device.type == "cpu" or self._dtype == torch.float32:

@@ -4,7 +4,7 @@ The output head sees only the positions that predict a masked token: a hook in f
 them, so scalings and caps that an architecture applies behind its head stay in force. Float32 from
 the logits on, whatever the model computes in.
 
-Shapes: B rows, L tokens, M masked tokens, V vocabulary.
+Shapes: B rows, L tokens, T tokens of a packed sequence, M masked tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from rlfe.engines.packing import Packed, prompt_keys, sequences
 from rlfe.types import Batch
 
-TOKEN_BUDGET = {"cpu": 4096, "cuda": 16384, "mps": 8192}  # padded tokens of a micro-batch
+TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384, "mps": 8192}  # tokens of a micro-batch
 ENTROPY_CHUNK = 256  # rows of logits at a time where the entropy needs no gradient
 
 
 def scored(
-    model: Any, batch: Batch, temperature: float, entropy_gradient: bool | None
+    model: Any,
+    batch: Batch,
+    temperature: float,
+    entropy_gradient: bool | None,
+    *,
+    share: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies [B, L], float32, 0 outside the mask.
 
@@ -31,36 +37,71 @@ def scored(
         batch: Right-padded rows; `ids_BL` and `mask_BL` are read.
         temperature: Logits are divided by it.
         entropy_gradient: None: entropy is not computed (zeros); False: without gradient.
+        share: Compute the prompt of several rows once (`packing.can_share`).
     """
     device = next(model.parameters()).device
     ids_BL = torch.as_tensor(batch.ids_BL, device=device)
     mask_BL = torch.as_tensor(batch.mask_BL, device=device)
     logp_BL = torch.zeros(mask_BL.shape, dtype=torch.float32, device=device)
+    entropy_BL = logp_BL.clone()
     if not bool(mask_BL.any()):
-        return logp_BL, logp_BL.clone()
-    logits_MV = _logits(model, ids_BL, mask_BL).float()
+        return logp_BL, entropy_BL
+    if share:
+        for packed in sequences(batch):
+            logits_MV = _packed_logits(model, packed, device)
+            place = (torch.as_tensor(packed.row_M), torch.as_tensor(packed.column_M))
+            found = _measured(logits_MV, ids_BL[place], temperature, entropy_gradient)
+            logp_BL = logp_BL.index_put(place, found[0])
+            entropy_BL = entropy_BL.index_put(place, found[1])
+        return logp_BL, entropy_BL
+    logits_MV = _logits(model, ids_BL, mask_BL)
+    found = _measured(logits_MV, ids_BL[mask_BL], temperature, entropy_gradient)
+    return logp_BL.masked_scatter(mask_BL, found[0]), entropy_BL.masked_scatter(mask_BL, found[1])
+
+
+def _measured(
+    logits_MV: torch.Tensor, ids_M: torch.Tensor, temperature: float, entropy_gradient: bool | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability of each token and entropy of its distribution (zeros if not asked), [M]."""
+    logits_MV = logits_MV.float()
     if temperature != 1.0:
         logits_MV = logits_MV / temperature
     norm_M = torch.logsumexp(logits_MV, dim=-1)
-    chosen_M = logits_MV.gather(1, ids_BL[mask_BL][:, None])[:, 0]
-    entropy_BL = logp_BL.clone()
-    if entropy_gradient is not None:
-        entropy_BL[mask_BL] = _entropy(logits_MV, norm_M, entropy_gradient)
-    logp_BL[mask_BL] = chosen_M - norm_M
-    return logp_BL, entropy_BL
+    logp_M = logits_MV.gather(1, ids_M[:, None])[:, 0] - norm_M
+    if entropy_gradient is None:
+        return logp_M, torch.zeros_like(norm_M)
+    return logp_M, _entropy(logits_MV, norm_M, entropy_gradient)
 
 
 def _logits(model: Any, ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
     """Logits [M, V] that predict the masked tokens, in row-major order."""
     before_BL = torch.zeros_like(mask_BL)
     before_BL[:, :-1] = mask_BL[:, 1:]  # position j-1 predicts token j
+    return _selected(model, before_BL, input_ids=ids_BL)
+
+
+def _packed_logits(model: Any, packed: Packed, device: torch.device) -> torch.Tensor:
+    """Logits [M, V] of a packed sequence, at `at_M`."""
+    several = packed.segment_T.max(initial=0) > 1
+    mask = torch.as_tensor(packed.allowed_TT(), device=device)[None, None] if several else None
+    return _selected(
+        model,
+        (0, torch.as_tensor(packed.at_M, device=device)),
+        input_ids=torch.as_tensor(packed.ids_T, device=device)[None],
+        position_ids=torch.as_tensor(packed.position_T, device=device)[None],
+        attention_mask=mask,
+    )
+
+
+def _selected(model: Any, places: Any, **inputs: Any) -> torch.Tensor:
+    """Logits at the chosen places only: the head is given nothing else."""
 
     def select(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (arguments[0][before_BL], *arguments[1:])
+        return (arguments[0][places], *arguments[1:])
 
     handle = model.get_output_embeddings().register_forward_pre_hook(select)
     try:
-        logits_MV: torch.Tensor = model(input_ids=ids_BL, use_cache=False).logits
+        logits_MV: torch.Tensor = model(use_cache=False, **inputs).logits
     finally:
         handle.remove()
     return logits_MV
@@ -82,23 +123,31 @@ def _entropy(logits_MV: torch.Tensor, norm_M: torch.Tensor, gradient: bool) -> t
 
 
 def micro_batches(
-    batch: Batch, graded_B: np.ndarray, size: int | None, device: str
+    batch: Batch, graded_B: np.ndarray, size: int | None, device: str, *, share: bool = False
 ) -> Iterator[np.ndarray]:
-    """Row indices of each forward pass: rows that need a gradient apart, alike lengths together.
+    """Row indices of each forward pass: rows that need a gradient apart, alike rows together.
 
-    `size` None: as many rows as the device's token budget takes, at least one.
+    `size` None: as many rows as the device's token budget takes, at least one. Alike: of one
+    length, or with `share` of one prompt, which then counts once.
     """
     length_B = _lengths(batch.mask_BL)
+    keys = prompt_keys(batch) if share else [b""] * len(length_B)
+    start_B = np.argmax(batch.mask_BL, axis=1) if share else np.zeros_like(length_B)
     for graded in (True, False):
-        rows = np.flatnonzero(graded_B == graded)
-        rows = rows[np.argsort(length_B[rows], kind="stable")]
+        rows = np.flatnonzero(graded_B == graded).tolist()
         part: list[int] = []
-        for row in rows.tolist():
-            budget = (len(part) + 1) * max(length_B[row], 1) > TOKEN_BUDGET[device]
-            if part and (len(part) == size or (size is None and budget)):
+        cost = longest = 0
+        for row in sorted(rows, key=lambda row: (keys[row], length_B[row])):
+            longest = max(longest, int(length_B[row]), 1)
+            known = share and part and keys[part[-1]] == keys[row]
+            added = int(length_B[row] - start_B[row]) if known else int(length_B[row])
+            total = cost + added if share else (len(part) + 1) * longest
+            if part and (len(part) == size or (size is None and total > TOKEN_BUDGET[device])):
                 yield np.array(part)
-                part = []
+                part, cost, longest = [], 0, max(int(length_B[row]), 1)
+                added = int(length_B[row])
             part.append(row)
+            cost += added
         if part:
             yield np.array(part)
 
