@@ -15,7 +15,7 @@ from rlfe.eval.leaks import likeness, overlap
 from rlfe.eval.report.analysis import ONE_SEED
 from rlfe.eval.report.gather import read_groups, read_runs
 from rlfe.eval.report.page import page
-from rlfe.eval.report.write import build, write
+from rlfe.eval.report.write import build, read_clusters, write
 from rlfe.types import Problem
 from tests.report_data import MODEL, make_experiment
 
@@ -111,7 +111,41 @@ def test_seeds_are_averaged_and_the_note_about_one_seed_goes(tmp_path: Path) -> 
     assert ONE_SEED not in payload["notes"]
     means = payload["groups"][0]["seeds"]
     assert {entry["seeds"] for entry in means} == {2}
+    assert all(entry["both_low"] < entry["mean"] < entry["both_high"] for entry in means)
+    assert {entry["runs"] for entry in payload["limits"]} == {2}
     assert len(payload["groups"][0]["arms"]) == 2
+
+
+def test_arms_are_compared_at_equal_gain_and_checkpoints_by_their_front(payload: dict) -> None:  # type: ignore[type-arg]
+    matched = {entry["cell"]: entry["forgetting"] for entry in payload["matched"]}
+    assert matched.keys() == {REPLAY, NOBUF}
+    assert matched[REPLAY] < matched[NOBUF]
+    assert any(name.startswith(REPLAY) for name in payload["front"])
+    assert [(entry["arm"], entry["limit"]) for entry in payload["limits"]] == [
+        ("hardcd_lam0p1", 6e-6), ("nobuf", 6e-6),
+    ]  # fmt: skip
+
+
+def test_retention_and_sampling_errors_stand_with_every_score(payload: dict) -> None:  # type: ignore[type-arg]
+    plus = payload["groups"][0]
+    for entry in plus["against_base"]:
+        value, low, high = entry["retention"]
+        assert low <= value <= high
+    assert all(point["sampling_se"][0] > 0 for point in plus["points"])
+    assert plus["points"][0]["sampling_method"][-1].endswith("parametric bootstrap")
+
+
+def test_problems_that_belong_together_widen_the_error(experiment: Path, tmp_path: Path) -> None:
+    file = tmp_path / "clusters.csv"
+    lines = [f"mbpp/{i},{'easy' if i % 2 else 'hard'}" for i in range(20)]
+    file.write_text("problem,cluster\n" + "\n".join(lines) + "\n")
+    runs = read_runs([experiment / "runs" / NOBUF])
+    _, found = build(runs, clusters=read_clusters(file))
+    assert found["groups"][0]["points"][0]["cluster_se"][0] > 0
+    assert "cluster_se" not in found["groups"][1]["points"][0]
+    file.write_text("a,b\n")
+    with pytest.raises(RequestError, match="problem and cluster"):
+        read_clusters(file)
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -217,7 +251,7 @@ def test_the_command_needs_no_torch(experiment: Path, tmp_path: Path) -> None:
 
 
 def test_an_empty_payload_still_makes_a_page() -> None:
-    names = ("runs", "groups", "paths", "stability", "notes", "answer", "training", "settings",
+    names = ("runs", "groups", "paths", "matched", "front", "limits", "stability", "notes", "answer", "training", "settings",
              "leaks", "verdicts")  # fmt: skip
     text = page({**{name: [] for name in names}, "samples": {}}, "Nothing")
     assert "<h1>Nothing</h1>" in text

@@ -190,7 +190,7 @@ def test_bands_miss_the_truth_somewhere_about_5_percent_of_the_time() -> None:
 def test_a_clear_gain_is_found_and_its_crossover_is_the_first_k() -> None:
     a_PK, b_PK = pair(3, shift=-0.3)
     source = np.random.default_rng(0)
-    found = compare(a_PK, b_PK, draw_weights(60, 500, source), draw_signs(60, source))
+    found = compare(b_PK, a_PK, draw_weights(60, 500, source), draw_signs(60, source))
     assert found.differs(1)
     assert found.p_K[0] < 0.001
     assert crossover(found) == 1

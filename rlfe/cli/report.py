@@ -39,6 +39,14 @@ SCHEMA = "rlfe.report/1"
     "What", "--runs-dir", type=click.Path(path_type=Path), metavar="DIRECTORY",
     help="Where results of base models lie; default: beside each run.",
 )  # fmt: skip
+@pages.option(
+    "What",
+    "--clusters",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CSV with columns problem, cluster: adds standard errors for problems that belong "
+    "together.",
+)
 @pages.json_option
 def command(
     runs: tuple[Path, ...],
@@ -46,15 +54,18 @@ def command(
     title: str,
     criteria: Path | None,
     runs_dir: Path | None,
+    clusters: Path | None,
     as_json: bool,
 ) -> None:
     """Tables, plots and statistics of evaluated runs, as one self-contained page."""
     from rlfe.eval.report.gather import read_runs
-    from rlfe.eval.report.write import build, write
+    from rlfe.eval.report.write import build, read_clusters, write
 
     chosen = read_runs([path for path in runs if not path.name.startswith(("_", "."))])
     verdicts = _verdicts(criteria, chosen, runs_dir)
-    analysis, payload = build(chosen, runs_dir, verdicts)
+    analysis, payload = build(
+        chosen, runs_dir, verdicts, read_clusters(clusters) if clusters else None
+    )
     files = write(folder, title, analysis, payload)
     if as_json:
         facts = _facts(payload, files)
@@ -84,5 +95,7 @@ def _facts(payload: dict[str, Any], files: list[Path]) -> dict[str, Any]:
         "notes": payload["notes"],
         "stability": payload["stability"],
         "paths": payload["paths"],
+        "matched": payload["matched"],
+        "limits": payload["limits"],
         "verdicts": payload["verdicts"],
     }

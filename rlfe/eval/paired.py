@@ -135,10 +135,10 @@ def benjamini_hochberg(p_values: Sequence[float], rate: float = 0.05) -> list[bo
     return [index in found for index in range(count)]
 
 
-def crossover(base_minus_other: Comparison) -> int | None:
-    """Smallest k at which the band of base - other lies above 0; None: none up to n.
+def crossover(minus_base: Comparison) -> int | None:
+    """Smallest k at which the band of checkpoint - base lies below 0; None: none up to n.
 
-    Beyond such a k the base model solves more (arXiv:2504.13837); "none" is a result too.
+    From such a k on the base model solves more (arXiv:2504.13837); "none" is a result too.
     """
-    above = np.flatnonzero(base_minus_other.band_low_K > 0)
-    return int(above[0]) + 1 if above.size else None
+    below = np.flatnonzero(minus_base.band_high_K < 0)
+    return int(below[0]) + 1 if below.size else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -20,10 +20,18 @@ from rlfe.eval import forgetting as lost
 from rlfe.eval.paired import Comparison, compare, crossover, draw_signs, holm
 from rlfe.eval.passk import pass_at_all_k, shown_ks
 from rlfe.eval.report.gather import Group, Point, Run
-from rlfe.eval.statistics import DRAWS, draw_weights, over_problems, over_seeds, sampling_only
+from rlfe.eval.report.series import series_payload, trained_task
+from rlfe.eval.statistics import (
+    DRAWS,
+    cluster_standard_error,
+    draw_weights,
+    hierarchical,
+    over_problems,
+    over_seeds,
+    sampling_only,
+)
 from rlfe.randomness import generator
 
-TRAINED = {"mbpp": "mbpp_plus", "gsm8k": "gsm8k", "deepcoder": "deepcoder"}
 ONE_SEED = "1 seed: intervals cover problems, not training randomness"
 
 
@@ -42,10 +50,18 @@ class Analysis:
         runs: The runs, by name.
         groups: Their evaluations (`gather.read_groups`).
         seed: Report seed.
+        clusters: Problem id -> cluster, for problems that belong together; empty: none.
     """
 
-    def __init__(self, runs: Sequence[Run], groups: Sequence[Group], seed: int = 0) -> None:
+    def __init__(
+        self,
+        runs: Sequence[Run],
+        groups: Sequence[Group],
+        seed: int = 0,
+        clusters: Mapping[str, str] | None = None,
+    ) -> None:
         self.runs, self.groups, self._seed = runs, groups, seed
+        self._clusters = clusters or {}
         self._by_name = {run.name: run for run in runs}
         self._draws: dict[tuple[str, int], Draws] = {}
         self._values: dict[tuple[str, str, str, int], np.ndarray] = {}
@@ -55,14 +71,13 @@ class Analysis:
         return {
             "runs": [self._run(run) for run in self.runs],
             "groups": [self._group(group) for group in self._ordered() if group.points],
-            "paths": self.paths(),
-            "stability": self.stabilities(),
+            **series_payload(self.runs, self.groups),
             "notes": self.notes(),
         }
 
     def _ordered(self) -> list[Group]:
         """Trained tasks first, then the others, then the base-tests rows."""
-        trained = {TRAINED.get(run.recipe.task.name) for run in self.runs}
+        trained = {trained_task(run) for run in self.runs}
 
         def place(group: Group) -> tuple[int, str, str]:
             side = 2 if group.task.endswith("_base") else int(group.task not in trained)
@@ -158,7 +173,11 @@ class Analysis:
                 "low": rounded(interval.low_K),
                 "high": rounded(interval.high_K),
                 "sampling_se": rounded(noise.se_K, 5),
+                "sampling_method": list(noise.method_K),
             }
+        if self._clusters.keys() & set(group.problems):
+            names = [self._clusters.get(problem, problem) for problem in group.problems]
+            found["cluster_se"] = rounded(cluster_standard_error(p_PK, names), 5)
         return found
 
     # -- comparisons
@@ -181,8 +200,6 @@ class Analysis:
             result = self.comparison(group, point, base)
             if result is None:
                 continue
-            reverse = self.comparison(group, base, point)
-            assert reverse is not None
             changes = lost.transitions(base.correct_P, point.correct_P, group.n)
             support = lost.support(base.correct_P, point.correct_P, group.n, group.n)
             found.append(
@@ -190,12 +207,22 @@ class Analysis:
                     "cell": point.cell,
                     "step": point.step,
                     **_curve(result),
-                    "crossover": crossover(reverse),
+                    "crossover": crossover(result),
                     "transitions": changes._asdict(),
                     "support": support._asdict(),
+                    "retention": self._retention(group, base, point),
                 }
             )
         return found
+
+    def _retention(self, group: Group, base: Point, point: Point) -> list[float] | None:
+        """s(t)/s(0) at pass@1 with its paired interval; None where the base solves too little."""
+        ratio = lost.retention(
+            self.values(group, base)[:, 0],
+            self.values(group, point)[:, 0],
+            self.draws(group).weights_BP,
+        )
+        return None if ratio is None else [round(value, 4) for value in ratio]
 
     def _arms(self, group: Group) -> list[dict[str, Any]]:
         """Pairs of arms with the same model, lr and seed, at their last common kept step."""
@@ -221,94 +248,26 @@ class Analysis:
         return found
 
     def _seeds(self, group: Group) -> list[dict[str, Any]]:
-        """Mean pass@1 over seeds of one (model, arm, lr) and step, where there are several."""
-        places: dict[tuple[str, str, float, int], list[float]] = {}
+        """pass@1 over seeds of one (model, arm, lr) and step, where there are several.
+
+        The mean with its t interval, and an interval over seeds and problems together.
+        """
+        places: dict[tuple[str, str, float, int], list[Point]] = {}
         for point in group.points:
             run = self._by_name.get(point.cell)
             if run is not None:
                 key = (run.cell.model, run.arm, run.cell.lr, point.step)
-                places.setdefault(key, []).append(float(point.correct_P.mean()) / group.n)
-        return [
-            {"model": model, "arm": arm, "lr": lr, "step": step, **over_seeds(scores)._asdict()}
-            for (model, arm, lr, step), scores in sorted(places.items())
-            if len(scores) > 1
-        ]
-
-    # -- learned and forgotten
-
-    def trained_group(self, run: Run) -> Group | None:
-        """The group of the task that a run trained on, with the base and most points."""
-        return self._best_group(run, TRAINED.get(run.recipe.task.name, run.recipe.task.name))
-
-    def _best_group(self, run: Run, task: str) -> Group | None:
-        usable = [
-            g
-            for g in self.groups
-            if g.task == task and g.at(run.cell.model, 0) is not None and g.series(run.name)
-        ]
-        return max(usable, key=lambda g: len(g.series(run.name)), default=None)
-
-    def paths(self) -> list[dict[str, Any]]:
-        """Gain against forgetting over the steps of each run, on pass@1."""
-        return [path for run in self.runs if (path := self._path(run)) is not None]
-
-    def _path(self, run: Run) -> dict[str, Any] | None:
-        trained = self.trained_group(run)
-        if trained is None:
-            return None
-        tasks = sorted(
-            {g.task for g in self.groups if not g.task.endswith("_base")} - {trained.task}
-        )
-        others = [g for task in tasks if (g := self._best_group(run, task)) is not None]
-        gains, losses, steps = [0.0], [0.0], [0]
-        base = _pass_at_1(trained, run.cell.model, 0)
-        starts = {g.task: _pass_at_1(g, run.cell.model, 0) for g in others}
-        for point in trained.series(run.name):
-            now = {g.task: _pass_at_1(g, run.name, point.step) for g in others}
-            known = {task: value for task, value in now.items() if value is not None}
-            first = {task: value for task, value in starts.items() if value is not None}
-            loss = lost.mean_forgetting(first, known) if len(known) == len(others) else None
-            if base is None or loss is None:
-                continue
-            steps.append(point.step)
-            gains.append(lost.gain(float(point.correct_P.mean()) / trained.n, base))
-            losses.append(loss)
-        if len(steps) < 2:
-            return None
-        return {
-            "cell": run.name,
-            "trained": trained.task,
-            "others": [g.task for g in others],
-            "steps": steps,
-            "gain": [round(x, 5) for x in gains],
-            "forgetting": [round(x, 5) for x in losses],
-            "area": lost.area(steps, losses),
-            "max_forgetting": round(lost.max_forgetting([-x for x in losses])[-1], 5),
-        }
-
-    def stabilities(self) -> list[dict[str, Any]]:
-        """Stable, dip, unstable or collapsed, for each run with an evaluated base."""
+                places.setdefault(key, []).append(point)
         found = []
-        for run in self.runs:
-            group = self.trained_group(run)
-            if group is None:
-                continue
-            base = group.at(run.cell.model, 0)
-            assert base is not None
-            points = [base, *(p for p in group.series(run.name) if p.step > 0)]
-            arrays = [point.correct_P / group.n for point in points]
-            diverged = run.provenance.get("ended") == "diverged"
-            last = max((line["step"] for line in run.metrics), default=0)
-            state = lost.stability(
-                [point.step for point in points], arrays, diverged_at=last if diverged else None
-            )
-            found.append({"cell": run.name, **asdict(state)})
+        for (model, arm, lr, step), points in sorted(places.items()):
+            if len(points) > 1:
+                p_SPK = np.stack([self.values(group, point)[:, :1] for point in points])
+                both = hierarchical(p_SPK, self._stream("hierarchical", group.task))
+                mean = over_seeds([float(p_PK.mean()) for p_PK in p_SPK])
+                ends = {"both_low": float(both.low_K[0]), "both_high": float(both.high_K[0])}
+                where = {"model": model, "arm": arm, "lr": lr, "step": step}
+                found.append({**where, **mean._asdict(), **ends})
         return found
-
-
-def _pass_at_1(group: Group, cell: str, step: int) -> float | None:
-    point = group.at(cell, step)
-    return None if point is None else float(point.correct_P.mean()) / group.n
 
 
 def _curve(result: Comparison) -> dict[str, Any]:
@@ -327,24 +286,3 @@ def rounded(values: np.ndarray, digits: int = 4) -> list[float | None]:
         None if math.isnan(value) else round(float(value), digits) + 0.0
         for value in values.tolist()
     ]
-
-
-def retention_rows(analysis: Analysis, ks: Mapping[str, int] | None = None) -> list[dict[str, Any]]:
-    """Retention s(t)/s(0) of every point on every task at pass@1, with its paired interval."""
-    found = []
-    for group in analysis.groups:
-        for point in group.points:
-            base = analysis.base_of(group, point.cell)
-            if base is None or len(group.problems) < 2:
-                continue
-            column = (ks or {}).get(group.task, 1) - 1
-            ratio = lost.retention(
-                analysis.values(group, base)[:, column],
-                analysis.values(group, point)[:, column],
-                analysis.draws(group).weights_BP,
-            )
-            if ratio is not None:
-                found.append(
-                    {"cell": point.cell, "step": point.step, "task": group.task, **ratio._asdict()}
-                )
-    return found

@@ -102,7 +102,7 @@ function showSteps() {
     });
     for (const arm of new Set(runs.map((r) => r.arm))) {
       const mean = group().seeds.filter((s) => s.model === model && s.lr === lr && s.arm === arm);
-      if (mean.length && k === 1) lines.push({ points: mean.map((s) => [s.step, 100 * s.mean]), colour: colour(arm), width: 2.6, title: `${arm}: mean over seeds` });
+      if (mean.length && k === 1) lines.push({ points: mean.map((s) => [s.step, 100 * s.mean, 100 * s.both_low, 100 * s.both_high]), colour: colour(arm), width: 2.6, title: `${arm}: mean over seeds` });
     }
     const base = baseOf(model);
     if (base) { const ends = steps.length ? [Math.min(0, steps[0]), steps.at(-1)] : [0, 1]; lines.push({ points: ends.map((s) => [s, ...at(base, k)]), colour: "var(--base)", dash: true, title: `${model} (base)` }); }
@@ -152,6 +152,7 @@ function showPair() {
     text += ` Problems lost (solved at half of the samples, now not): ${percent(t.lost)} %, found: ${percent(t.found)} %.`;
     if (t.lost_tested !== null) text += ` Significant per problem (5 % false discoveries): ${t.lost_tested} down, ${t.found_tested} up.`;
     if (s.kept !== null) text += ` Of the problems that the base solves at least once, ${percent(s.kept)} % still are.`;
+    if (chosen.retention) text += ` Retention of pass@1: ${percent(chosen.retention[0])} % [${percent(chosen.retention[1])}, ${percent(chosen.retention[2])}].`;
     text += chosen.crossover === null ? " The base is above at no k up to n." : ` From k = ${chosen.crossover} the base is above.`;
   }
   $("difference-text").textContent = text;
@@ -165,8 +166,13 @@ function showPaths() {
       points: p.steps.map((s, i) => [100 * p.forgetting[i], 100 * p.gain[i], null, null, `${p.cell} step ${s}: gain ${(100 * p.gain[i]).toFixed(1)}, forgetting ${(100 * p.forgetting[i]).toFixed(1)}`]) }));
     return chart({ caption: `${model}, ${lr_text}: gain on ${here[0].trained}, forgetting on ${here[0].others.join(", ")}`, lines, xName: "forgetting, points", yName: "gain, points", zero: true });
   }).filter(Boolean);
+  const front = new Set(D.front);
+  const rows = D.paths.map((p) => [p.cell, p.steps.at(-1), points(p.gain.at(-1)), points(p.forgetting.at(-1)), points(p.max_forgetting), p.area === null ? "-" : points(p.area), p.steps.filter((s) => front.has(`${p.cell} step ${s}`)).join(", ")]);
   $("path").replaceChildren(...figures);
+  $("path-tables").replaceChildren(table(["run", "last step", "gain", "forgetting", "worst forgetting (biased up by noise)", "area of forgetting", "steps on the front"], rows),
+    ...(D.matched.length ? [make("h3", {}, "Forgetting at the largest gain that all arms reach"), table(["run", "gain", "forgetting"], D.matched.map((m) => [m.cell, points(m.gain), m.forgetting === null ? "-" : points(m.forgetting)]))] : []));
 }
+const points = (x) => (100 * x).toFixed(1);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const mix = (a, b, t) => { const h = (c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)); const [x, y] = [h(a), h(b)]; return `rgb(${x.map((v, i) => Math.round(v + (y[i] - v) * t)).join(",")})`; };
 function heatData() {
@@ -201,12 +207,14 @@ function showTraining() {
   $("training").replaceChildren(...(figures.length ? figures : [make("p", { class: "soft" }, "no training record")]));
 }
 function showTables() {
-  const g = group(), head = ["cell", "step", ...g.shown.map((k) => `pass@${k}`), "cut %", "syntax %", "no answer %", "distinct %", "tokens"];
+  const g = group(), clustered = g.points.some((p) => p.cluster_se), head = ["cell", "step", ...g.shown.map((k) => `pass@${k}`), "cut %", "syntax %", "no answer %", "distinct %", "tokens", "pass@1 sampling SE", ...(clustered ? ["pass@1 cluster SE"] : [])];
   const rows = g.points.map((p) => [p.cell, p.step, ...g.shown.map((k) => { const [v, lo, hi] = at(p, k); return lo === null ? v.toFixed(1) : `${v.toFixed(1)} [${lo.toFixed(1)}, ${hi.toFixed(1)}]`; }),
-    ...["cut", "syntax_error", "no_answer", "distinct"].map((r) => p.rates[r] === undefined ? "-" : percent(p.rates[r])), p.rates.mean_tokens === undefined ? "-" : p.rates.mean_tokens.toFixed(0)]);
+    ...["cut", "syntax_error", "no_answer", "distinct"].map((r) => p.rates[r] === undefined ? "-" : percent(p.rates[r])), p.rates.mean_tokens === undefined ? "-" : p.rates.mean_tokens.toFixed(0),
+    p.sampling_se ? `${(100 * p.sampling_se[0]).toFixed(2)}${p.sampling_method[0].includes("bootstrap") ? " (bootstrap)" : ""}` : "-", ...(clustered ? [p.cluster_se ? (100 * p.cluster_se[0]).toFixed(2) : "-"] : [])]);
   $("table").replaceChildren(make("p", { class: "soft" }, `${g.task}, ${g.problems.length} problems, n = ${g.n}, settings ${g.settings}; 95 %, over problems, B = 10000`), table(head, rows));
   const kept = D.stability.map((s) => [s.cell, s.kind + (s.marked ? " (last step only)" : ""), s.step]);
-  $("stability").replaceChildren(...(kept.length ? [make("h3", {}, "Stability (one seed: a description, not an estimate)"), table(["run", "state", "since step"], kept)] : []));
+  const limits = D.limits.map((l) => [`${l.model} ${l.arm}`, l.rates.join(", "), l.limit, `${l.fell} of ${l.runs} [${percent(l.low)}, ${percent(l.high)}] %`]);
+  $("stability").replaceChildren(...(limits.length ? [make("h3", {}, "Stability limit: largest learning rate with no seed unstable or collapsed at the end"), table(["model and arm", "learning rates", "limit", "runs that fell (95 % Wilson)"], limits)] : []), ...(kept.length ? [make("h3", {}, "Stability (one seed: a description, not an estimate)"), table(["run", "state", "since step"], kept)] : []));
 }
 function showOnce() {
   $("answer").replaceChildren(...D.answer.map((s) => make("div", {}, s)));

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlfe.errors import RequestError
+from rlfe.errors import NotFoundError, RequestError
 from rlfe.eval import leaks, merge
 from rlfe.eval.plots import plotted_ks, write_plot
 from rlfe.eval.report import page
-from rlfe.eval.report.analysis import TRAINED, Analysis
+from rlfe.eval.report.analysis import Analysis
 from rlfe.eval.report.figures import write_figures
 from rlfe.eval.report.gather import Run, read_groups
 from rlfe.eval.report.samples import shown_samples
+from rlfe.eval.report.series import TRAINED
 from rlfe.eval.statistics import OVER_PROBLEMS
 from rlfe.eval.tables import COLUMNS, number, parquet_bytes
 from rlfe.rundir import write_bytes, write_text
 
 
 def build(
-    runs: Sequence[Run], runs_dir: Path | None = None, verdicts: Sequence[Mapping[str, Any]] = ()
+    runs: Sequence[Run],
+    runs_dir: Path | None = None,
+    verdicts: Sequence[Mapping[str, Any]] = (),
+    clusters: Mapping[str, str] | None = None,
 ) -> tuple[Analysis, dict[str, Any]]:
     """Analysis and page payload of these runs.
 
@@ -33,7 +38,7 @@ def build(
             "these runs have neither evaluations nor a training record",
             hint="Evaluate first: rlfe eval --ckpt-glob 'runs/*/global_step_*' --base",
         )
-    analysis = Analysis(runs, groups)
+    analysis = Analysis(runs, groups, clusters=clusters)
     payload = analysis.payload()
     payload |= {
         "answer": page.answers(analysis, payload),
@@ -63,6 +68,23 @@ def write(folder: Path, title: str, analysis: Analysis, payload: Mapping[str, An
     if write_plot(folder / "pass_at_k.png", rows, plotted_ks(rows)):
         files.append(folder / "pass_at_k.png")
     return files + write_figures(folder, payload)
+
+
+def read_clusters(path: Path) -> dict[str, str]:
+    """Problem id -> cluster, from a CSV with the columns problem and cluster.
+
+    Raises:
+        NotFoundError: There is no such file.
+        RequestError: A column is missing.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if not {"problem", "cluster"} <= set(reader.fieldnames or ()):
+                raise RequestError(f"{path} has no columns problem and cluster")
+            return {row["problem"]: row["cluster"] for row in reader}
+    except FileNotFoundError:
+        raise NotFoundError(f"{path} does not exist") from None
 
 
 def table_rows(payload: Mapping[str, Any]) -> list[merge.Row]:
