@@ -143,7 +143,7 @@ def leak_check(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> list
 
     trained = sorted({run.recipe.task.name for run in runs if run.recipe.data.source is None})
     scored = sorted({group["task"] for group in groups if not group["task"].endswith("_base")})
-    found = []
+    found: list[dict[str, Any]] = []
     for train in trained:
         if train not in BY_NAME or train not in TRAINED:
             continue
