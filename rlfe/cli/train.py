@@ -176,6 +176,8 @@ def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], jud
         mode=recipe.reward.mode,
         cpu_seconds=recipe.reward.timeout_seconds,
         fraction=recipe.reward.kind == "fraction",
+        data=recipe.data,
+        thinking=recipe.prompt.thinking,
     )
     tokenizer = make_tokenizer(recipe)
     data = training_list(recipe, task, tokenizer)
