@@ -64,6 +64,7 @@ class PartResult:
     """How one part ended. `right` of `total` answers were right."""
 
     name: str
+    mode: str
     status: Status
     detail: str
     cpu: float

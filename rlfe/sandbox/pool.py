@@ -305,6 +305,7 @@ def _give_up(ticket: _Ticket, why: str) -> None:
     part = ticket.parts()[0]
     result = PartResult(
         name=part.name,
+        mode=part.mode,
         status=Status.INFRASTRUCTURE,
         detail=why,
         cpu=0.0,

@@ -127,6 +127,7 @@ class Tally:
         status, detail = self._verdict(cause, code, index)
         return PartResult(
             name=self.part.name,
+            mode=self.part.mode,
             status=status,
             detail=detail,
             cpu=cpu,

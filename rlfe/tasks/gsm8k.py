@@ -45,7 +45,7 @@ class Gsm8k:
     name = "gsm8k"
     version = rule.RULE
     runs_programs = False
-    SETTINGS = ("mode",)
+    SETTINGS: tuple[str, ...] = ("mode",)
 
     def __init__(self, *, mode: str | None = None) -> None:
         if mode not in (None, "strict", "flexible"):

@@ -8,6 +8,7 @@ here. Try: `get("mbpp").problems("train")[0]`.
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,6 +80,12 @@ def entry_point(tests: Sequence[str], code: str) -> str:
     defined = {n.name for n in ast.walk(ast.parse(code)) if isinstance(n, ast.FunctionDef)}
     called = [_called(test) for test in tests]
     return next((name for name in called[0] if name in defined.intersection(*called)), "")
+
+
+def called_by_all(tests: Sequence[str]) -> str:
+    """The one name that every assert calls and no builtin has; "" if that is not one."""
+    shared = set.intersection(*(set(_called(test)) for test in tests)) - set(dir(builtins))
+    return shared.pop() if len(shared) == 1 else ""
 
 
 def _called(text: str) -> list[str]:
@@ -173,7 +180,7 @@ class Mbpp(CodingTask):
 
     name = "mbpp"
     version = "mbpp-asserts v1"
-    SETTINGS = ("cpu_seconds", "fraction")
+    SETTINGS: tuple[str, ...] = ("cpu_seconds", "fraction")
     splits: Mapping[str, Any] = {"train": training_problems, "test": held_out_problems}
 
     def __init__(self, *, cpu_seconds: float = CPU_SECONDS, fraction: bool = False) -> None:

@@ -11,6 +11,8 @@ trusted, the other direction is not).
 
 from __future__ import annotations
 
+import _sitebuiltins
+import builtins
 import gc
 import importlib
 import json
@@ -245,6 +247,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in PRELOADED:
         importlib.import_module(name)
+    for name in ("exit", "quit"):  # what `site` gives; scripts end with them
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "the end of input"))
     options = json.loads(sys.argv[1])
     jail = lockdown.enter(options)
     for name in [name for name in sys.modules if name.partition(".")[0] == "rlfe"]:

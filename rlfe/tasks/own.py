@@ -1,0 +1,250 @@
+"""Tasks of a user: an own Python file (`task.module`), or another source for a known kind.
+
+What: `OwnTask` wraps a file with `problems`, `prompt`, `judge`; `SourcedMbpp` and `SourcedGsm8k`
+judge rows of `data.source` as MBPP or GSM8K problems. What not: running the file in a jail: it is
+the user's own code, and its sha256 stands in every record.
+Try: `get("sums", "my_task.py").problems("train")`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rlfe.errors import NotFoundError, RequestError
+from rlfe.sandbox.encoding import encode
+from rlfe.sandbox.parts import Part
+from rlfe.schema import Data
+from rlfe.tasks import mbpp, sources
+from rlfe.tasks.base import Reply
+from rlfe.tasks.coding import check_style, cut_short
+from rlfe.tasks.gsm8k import Gsm8k
+from rlfe.tasks.mbpp import Mbpp
+from rlfe.types import Message, Problem, Prompt, Status, Verdict
+
+if TYPE_CHECKING:
+    from rlfe.sandbox.pool import Judge
+
+NEEDED = ("problems", "prompt", "judge")
+
+
+def load_module(path: str) -> ModuleType:
+    """The user's file as a module; raises NotFoundError or RequestError."""
+    file = Path(path)
+    if not file.is_file():
+        raise NotFoundError(f"task.module {path} does not exist")
+    spec = importlib.util.spec_from_file_location(f"rlfe_own_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise RequestError(f"task.module {path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise RequestError(f"task.module {path} does not load: {error}") from error
+    missing = [name for name in NEEDED if not callable(vars(module).get(name))]
+    if missing:
+        raise RequestError(
+            f"task.module {path} lacks {', '.join(missing)}",
+            hint="It needs problems(split), prompt(problem, style) and judge(problem, reply).",
+        )
+    return module
+
+
+class OwnTask:
+    """A task in one file. `judge(problem, text)` gives a bool, a number of 0 to 1, or a Verdict.
+
+    `problems(split)` gives Problems, or dicts with id, prompt and what else the file wants (it
+    arrives in `extra`); `prompt(problem, style)` gives a Prompt or a text.
+    """
+
+    runs_programs = False
+    SETTINGS: tuple[str, ...] = ()
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self._module = load_module(path)
+        self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        self.version = f"{Path(path).name} {self.sha256[:12]}"
+        self._loaded: dict[str, tuple[Problem, ...]] = {}
+
+    def problems(self, split: str) -> tuple[Problem, ...]:
+        if split not in self._loaded:
+            rows = self._module.problems(split)
+            found = tuple(self._problem(row, split, n) for n, row in enumerate(rows))
+            if not found:
+                raise RequestError(f"task {self.name} has no problems in split {split!r}")
+            self._loaded[split] = found
+        return self._loaded[split]
+
+    def _problem(self, row: Any, split: str, number: int) -> Problem:
+        if isinstance(row, Problem):
+            return row
+        known = {"id": f"{self.name}/{split}/{number}", "prompt": "", "answer": "", **row}
+        return Problem(
+            id=str(known["id"]),
+            task=self.name,
+            split=split,
+            prompt=str(known["prompt"]),
+            answer=str(known["answer"]),
+            extra=row,
+        )
+
+    def prompt(self, problem: Problem, style: str, examples: Sequence[str] = ()) -> Prompt:
+        check_style(style, self.name)
+        made = self._module.prompt(problem, style)
+        if isinstance(made, Prompt):
+            return made
+        form = f"{self.name}-{style}-{self.sha256[:8]}"
+        if style == "base":
+            return Prompt(format=form, text=str(made))
+        return Prompt(format=form, messages=(Message(role="user", text=str(made)),))
+
+    def data_sha256(self) -> str:
+        return self.sha256
+
+    def answer(self, reply: Reply) -> str:
+        return reply.text
+
+    def judge(
+        self, replies: Sequence[Reply], judge: Judge | None = None
+    ) -> Iterator[tuple[str, Verdict]]:
+        for reply in replies:
+            found = self._module.judge(reply.problem, reply.text)
+            verdict = found if isinstance(found, Verdict) else _verdict(float(found))
+            yield reply.key, cut_short(verdict, reply)
+
+
+def _verdict(score: float) -> Verdict:
+    if not 0 <= score <= 1:
+        raise RequestError(f"the task's judge gave {score}, not a bool or a number of 0 to 1")
+    status = Status.PASSED if score == 1 else Status.FAILED
+    return Verdict(status=status, facts={"right": score, "total": 1})
+
+
+class SourcedMbpp(Mbpp):
+    """Rows with `prompt` and `tests` (asserts), judged like MBPP.
+
+    An assert that is not `expression == literal` runs in the jail, where an always-equal object can
+    pass it: the facts then say `judged: in_jail_assert`.
+    """
+
+    SETTINGS = ("cpu_seconds", "fraction", "data")
+
+    def __init__(self, *, data: Data, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.data = data
+        self._loaded: dict[str, tuple[Problem, ...]] = {}
+
+    def problems(self, split: str) -> tuple[Problem, ...]:
+        if split not in self._loaded:
+            rows = sources.rows(self.data, split)
+            self._loaded[split] = tuple(_asserted(row, n, split) for n, row in enumerate(rows))
+        return self._loaded[split]
+
+    def prompt(self, problem: Problem, style: str, examples: Sequence[str] = ()) -> Prompt:
+        check_style(style, self.name)
+        if examples:
+            raise RequestError("problems of data.source show no examples")
+        return mbpp.prompt(problem, style, ())
+
+    def data_sha256(self) -> str:
+        found = [p for problems in self._loaded.values() for p in problems]
+        return sources.digest({"prompt": p.prompt, "tests": p.tests} for p in found)
+
+    def parts(self, problem: Problem, judge: Judge) -> tuple[Part, ...]:
+        if not problem.extra["in_jail"]:
+            return super().parts(problem, judge)
+        mark = secrets.token_hex(16)
+        wanted = encode(mark)
+        return (
+            Part(
+                name="asserts",
+                mode="statements",
+                inputs=problem.tests,
+                setup=problem.extra["setup"],
+                end_mark=mark,
+                check=lambda index, data: data == wanted,
+                cpu_seconds=self.cpu_seconds,
+                call_seconds=self.cpu_seconds,
+                keep_going=self.fraction,
+            ),
+        )
+
+    def facts(self, outcome: Any) -> Mapping[str, Any]:
+        in_jail = outcome.parts and outcome.parts[0].mode == "statements"
+        return {**super().facts(outcome), **({"judged": "in_jail_assert"} if in_jail else {})}
+
+
+def _asserted(row: Mapping[str, Any], number: int, split: str) -> Problem:
+    lacking = [name for name in ("prompt", "tests") if name not in row]
+    if lacking:
+        raise RequestError(
+            f"row {number} has no column {', '.join(lacking)}",
+            hint=f"It has {', '.join(row)}; set data.columns.",
+        )
+    tests = row["tests"]
+    tests = tuple(tests.strip().split("\n") if isinstance(tests, str) else tests)
+    return Problem(
+        id=str(row.get("id", f"rows/{split}/{number}")),
+        task="mbpp",
+        split=split,
+        prompt=str(row["prompt"]),
+        answer=str(row.get("answer", "")),
+        tests=tests,
+        entry_point=str(row.get("entry_point", "")) or mbpp.called_by_all(tests),
+        extra={"setup": str(row.get("setup", "")), "in_jail": not all(map(_is_plain, tests))},
+    )
+
+
+def _is_plain(test: str) -> bool:
+    try:
+        mbpp.split_assert(test)
+    except RequestError:
+        return False
+    return True
+
+
+class SourcedGsm8k(Gsm8k):
+    """Rows with `question` and `answer` (its number after `####`), judged like GSM8K."""
+
+    SETTINGS = ("mode", "data")
+
+    def __init__(self, *, data: Data, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.data = data
+        self._loaded: dict[str, tuple[Problem, ...]] = {}
+
+    def problems(self, split: str) -> tuple[Problem, ...]:
+        if split not in self._loaded:
+            rows = sources.rows(self.data, split)
+            self._loaded[split] = tuple(_questioned(row, n, split) for n, row in enumerate(rows))
+        return self._loaded[split]
+
+    def data_sha256(self) -> str:
+        found = [p for problems in self._loaded.values() for p in problems]
+        return sources.digest({"prompt": p.prompt, "answer": p.answer} for p in found)
+
+
+def _questioned(row: Mapping[str, Any], number: int, split: str) -> Problem:
+    lacking = [name for name in ("question", "answer") if name not in row]
+    if lacking:
+        raise RequestError(
+            f"row {number} has no column {', '.join(lacking)}",
+            hint=f"It has {', '.join(row)}; set data.columns.",
+        )
+    answer = str(row["answer"])
+    return Problem(
+        id=str(row.get("id", f"rows/{split}/{number}")),
+        task="gsm8k",
+        split=split,
+        prompt=str(row["question"]),
+        answer=answer if "####" in answer else f"#### {answer}",
+    )
+
+
+SOURCED: Mapping[str, Callable[..., Any]] = {"mbpp": SourcedMbpp, "gsm8k": SourcedGsm8k}
