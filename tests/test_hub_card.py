@@ -277,3 +277,19 @@ def test_every_column_of_an_evaluation_table_is_known():
 def test_the_template_has_no_undefined_name(tmp_path):
     found = made(make_run(tmp_path))
     assert "\n\n\n" not in card.render(found.material)
+
+
+def test_a_run_without_a_config_still_has_a_card_that_says_so(tmp_path):
+    run = make_run(tmp_path / "runs")
+    for name in ("config.toml", "provenance.json", "metrics.jsonl"):
+        (run / name).unlink()
+    text = made(run, license="mit").card_text()
+    assert "config.toml is missing, settings are not known" in text
+    assert "last step 60, planned steps unknown" in text
+    assert "Versions: not recorded" in text
+    assert metadata.problem(text) is None
+
+
+def test_no_claim_stands_beside_what_could_have_been_seen(series):
+    text = made(series[1]).card_text()
+    assert re.search(r"> Forgetting: no claim, .* \(differences below 0.0 points", text)

@@ -156,12 +156,13 @@ def gain_plot(folders: Sequence[Path]) -> bytes | None:
     """
     from tempfile import TemporaryDirectory
 
-    from rlfe.eval.report.analysis import Analysis
     from rlfe.eval.report.figures import write_figures
     from rlfe.eval.report.gather import read_groups, read_runs
+    from rlfe.eval.report.series import path_of
 
     runs = read_runs([folder for folder in folders if (folder / "config.toml").is_file()])
-    paths = Analysis(runs, read_groups(runs)).paths()
+    groups = read_groups(runs)
+    paths = [path for run in runs if (path := path_of(run, groups)) is not None]
     if not paths:
         return None
     named = [{"name": run.name, "arm": run.arm} for run in runs]

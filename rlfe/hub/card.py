@@ -110,5 +110,9 @@ def _answers(material: Material) -> list[str]:
             more = f" (and {len(claims) - 2} more)" if len(claims) > 2 else ""
             found.append(f"{word}: {told}{more}.")
         elif rows:
-            found.append(f"{word}: no claim, the intervals include 0.")
+            least = min(row.detectable for row in rows)
+            found.append(
+                f"{word}: no claim, the intervals include 0 (differences below {least:.1f} points "
+                "could hardly have been seen)."
+            )
     return found or ["No claim: no paired comparison was computed; see the tables below."]

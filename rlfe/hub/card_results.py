@@ -5,7 +5,8 @@ Rows of different settings never share a table. Not here: intervals and p values
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlfe.hub.card_text import one_line
@@ -67,25 +68,27 @@ def protocol(material: Material, task: str, settings: str) -> str:
     """The evaluation in one line, from the settings that lie beside the table."""
     results, key = material.results, (task, settings)
     facts = results.settings.get(settings, {})
-    sampling, prompt = facts.get("sampling", {}), facts.get("prompt", {})
-    engine = facts.get("engine", {})
     told = [f"{results.problems[key]} problems", f"n={results.samples[key]}"]
-    told += [
-        f"{name} {sampling[name]}"
-        for name in ("temperature", "top_p", "max_tokens")
-        if name in sampling
-    ]
-    if prompt:
-        stop = ", ".join(f"`{text}`" for text in prompt.get("stop", [])) or "none"
-        told += [f"prompt {prompt.get('format')} ({str(prompt.get('sha256'))[:8]})", f"stop {stop}"]
-    told += [
-        f"{name} {facts[name]}" for name in ("judge", "mode", "limit", "seed") if facts.get(name)
-    ]
-    told += [f"{name} {value}" for name, value in sorted(engine.items()) if value not in (None, "")]
+    told += _named(facts.get("sampling", {}), ("temperature", "top_p", "max_tokens"))
+    told += _prompt_facts(facts.get("prompt", {}))
+    told += _named(facts, ("judge", "mode", "limit", "seed"))
+    told += _named(engine := facts.get("engine", {}), sorted(engine))
     if facts.get("data_sha256"):
         told.append(f"data {facts['data_sha256'][:8]}")
-    told.append("unbiased pass@k")
-    return one_line("; ".join(told)) + f"; settings `{settings}`."
+    return "; ".join([*told, "unbiased pass@k", f"settings `{settings}`"]) + "."
+
+
+def _named(facts: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """`name value` of what is there."""
+    return [one_line(f"{n} {facts[n]}") for n in names if facts.get(n) not in (None, "")]
+
+
+def _prompt_facts(prompt: Mapping[str, Any]) -> list[str]:
+    if not prompt:
+        return []
+    # as JSON between four backticks: stop texts hold line ends, bars and fences
+    stop = f"```` {json.dumps(prompt['stop'])} ````" if prompt.get("stop") else "none"
+    return [f"prompt {prompt.get('format')} ({str(prompt.get('sha256'))[:8]})", f"stop {stop}"]
 
 
 def forgetting_rows(material: Material) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from rlfe.hub.card_text import code, one_line, value_text, without_folders
 from rlfe.hub.cardfacts import lr_side, rate_text, steps_text
 from rlfe.hub.series import Cell, differences
 
+MINUTES_BELOW_SECONDS = 2 * 3600
+
 
 def layout_row(cell: Cell) -> dict[str, Any]:
     return {
@@ -121,7 +123,11 @@ def _hardware_line(cell: Cell) -> str:
 
 
 def _time_line(cell: Cell) -> str:
-    return f"{cell.seconds / 3600:.2f} h of steps" if cell.seconds else "not recorded"
+    if not cell.seconds:
+        return "not recorded"
+    if cell.seconds < MINUTES_BELOW_SECONDS:
+        return f"{cell.seconds / 60:.1f} minutes of steps"
+    return f"{cell.seconds / 3600:.1f} h of steps"
 
 
 def difference_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
