@@ -203,11 +203,17 @@ def _key(values: Any) -> bytes:
     return encode(list(values), canonical=False)
 
 
+class _Infinity(ast.NodeTransformer):
+    """The name `inf` as the number."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(float(node.id))
+
+
 def _original_inputs(program: str) -> list[Any]:
     for node in ast.parse(program).body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "inputs":
-            text = ast.unparse(node.value).replace("inf", "1e999").replace("nan", "None")
-            return list(ast.literal_eval(text))
+            return list(ast.literal_eval(_Infinity().visit(node.value)))
     return []
 
 
