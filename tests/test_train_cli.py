@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -201,3 +202,33 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
     code, err = interrupted(tmp_path, signals=2)
     assert code == 130
     assert "Traceback" not in err
+
+
+OWN = """
+def problems(split):
+    return [{"id": f"vowels/{i}", "prompt": "say " + "ab" * i} for i in range(4)]
+
+def prompt(problem, style):
+    return problem["prompt"] if isinstance(problem, dict) else problem.prompt
+
+def judge(problem, text):
+    return any(letter in text for letter in "aeiou")
+"""
+
+
+def test_an_own_task_in_one_file_trains_a_real_model(capsys, tiny_model, one_thread) -> None:
+    Path("vowels.py").write_text(OWN)
+    sets = {
+        **{"task.name": "vowels", "task.module": "vowels.py", "model.path": str(tiny_model)},
+        **{"prompt.style": "base", "model.max_len": 128, "train.steps": 2, "train.max_tokens": 12},
+        **{"train.prompts_per_step": 2, "train.group_size": 4, "engine.threads": 1},
+        **{"engine.device": "cpu", "model.dtype": "float32", "save.every": 1},
+    }
+    words = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+    assert rlfe("train", *words, "--name", "tiny_vowels_nobuf_lr1e6", "--json", "-q") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [row["step"] for row in document["rows"]] == [1, 2]
+    run = Path("runs/tiny_vowels_nobuf_lr1e6")
+    digest = hashlib.sha256(Path("vowels.py").read_bytes()).hexdigest()
+    assert json.loads((run / "provenance.json").read_text())["data"] == {"vowels": digest}
+    assert read_jsonl(run / "metrics.jsonl")[0]["reward/mean"] > 0
