@@ -177,6 +177,31 @@ def fetch(
     return place
 
 
+def in_hub_cache(text: str, patience: Patience = Patience()) -> Path:  # noqa: B008 - frozen
+    """The one checkpoint that a reference names, in the client's own cache: a model to start from.
+
+    Raises:
+        RequestError: It names several.
+        NotFoundError, PartialError: It names none, or one that is not complete.
+    """
+    from huggingface_hub import snapshot_download
+
+    listed = find(text, patience)
+    if len(listed.found) > 1:
+        names = ", ".join(one.subfolder for one in listed.found[:3])
+        raise RequestError(f"{text} names {len(listed.found)} checkpoints: {names}, ...")
+    if not listed.found:
+        raise PartialError(f"{text}: {'; '.join(listed.skipped.values())}")
+    one = listed.found[0]
+    repo = one.root.removeprefix(PREFIX)
+    patterns = [f"{one.subfolder}/*{end}" for end in MODEL_FILES]
+
+    def download() -> str:
+        return snapshot_download(repo, revision=one.revision, allow_patterns=patterns)
+
+    return Path(patiently(download, Context(repo_id=repo), patience)) / one.subfolder
+
+
 def fetch_records(
     reference: CheckpointRef,
     folder: Path,

@@ -103,6 +103,9 @@ def test_every_pushed_checkpoint_loads_bit_equal_and_the_snippets_run(tmp_path, 
     code = "\n".join(blocks).replace('from_pretrained("tiny")', f"from_pretrained({str(base)!r})")
     code += "\nassert (__import__('pathlib').Path(path) / 'config.json').is_file()"
     code += "\nassert generate('a', max_new_tokens=2)[0]['generated_text'].startswith('a')"
+    code += "\nfrom rlfe.engines.source import model_folder"
+    code += "\nfolder = model_folder(f'hf://{repo}/{subfolder}@main')"
+    code += "\nassert (folder / 'tokenizer.json').is_file() and folder.name == 'global_step_60'"
     code += "\nassert type(adapted).__name__.startswith('PeftModel')"
     python(code, env=other)
     hub.close()

@@ -1,6 +1,7 @@
 """From what a recipe calls its model to a folder on this machine.
 
-A path of a folder is taken as it is; `org/name` is fetched from the Hub once (safetensors only).
+A path of a folder is taken as it is; `org/name`, and a checkpoint of a series as
+`hf://org/name/<cell>/global_step_N[@revision]`, is fetched from the Hub once (safetensors only).
 Whatever reads a model afterwards reads plain files. Not here: loading weights.
 Try it: `model_folder("HuggingFaceTB/SmolLM2-135M-Instruct")`.
 """
@@ -12,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from rlfe import remote
 from rlfe.errors import NotFoundError, RequestError
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -28,6 +30,8 @@ def model_folder(path: Path | str, revision: str | None = None) -> Path:
     text = str(path)
     if not text:
         raise RequestError("model.path is empty", hint="Give --set model.path=FOLDER or a Hub id.")
+    if remote.is_remote(text):
+        return remote.in_hub_cache(text)
     folder = Path(text).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlfe import config, naming, records
+from rlfe import config, naming, records, remote
 from rlfe.errors import RlfeError
 from rlfe.hub import metadata
 from rlfe.hub.cardfacts import License
@@ -163,6 +163,8 @@ def read_base(recipe: Recipe | None, run: LocalRun, base_card: Callable[[str], s
             id=_local_id(path, meta), shown=_local_id(path, meta) or _last_part(path),
             license=stated or license_of(meta),
         )  # fmt: skip
+    if remote.is_remote(path):  # a checkpoint of a series: its repository is the base
+        return Base(id=remote.parse(path).repo, shown=path, license=stated)
     if repo_id_problem(path):
         return Base(id=_local_id(path, {}), shown=_last_part(path), license=stated)
     found = stated or license_of(metadata.read(base_card(path) or ""))
