@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -149,13 +150,15 @@ def starting(settings: Settings) -> Iterator[None]:
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONWARNINGS": "ignore",  # of the engine's process; ours are caught below
     }
     if not settings.same_process and ":" in settings.device:
         values["CUDA_VISIBLE_DEVICES"] = _physical(settings.device, os.environ)
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
-        with _stdout_on_stderr():
+        with _stdout_on_stderr(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
     finally:
         for name, value in before.items():
