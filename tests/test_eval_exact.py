@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -56,6 +57,20 @@ def killed_and_resumed(root: Path, kills: int, chance: random.Random) -> int:
     _, errors = child.communicate()
     assert child.returncode == 0, errors
     return done
+
+
+def test_ctrl_c_exits_130_and_keeps_what_is_finished(tiny_model: Path, tmp_path: Path) -> None:
+    make_run(tmp_path, tiny_model)
+    child = start(tmp_path)
+    assert child.stderr is not None
+    while "gsm8k samples: 0/40" not in child.stderr.readline():
+        pass
+    time.sleep(1.0)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate()
+    assert child.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert list((tmp_path / "runs").rglob("step_*.jsonl.zst"))
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.slow)])

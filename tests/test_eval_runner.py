@@ -212,6 +212,20 @@ def test_copies_at_a_temperature_above_zero_are_pointed_out(tmp_path: Path) -> N
     assert "same text for 5 of 5 problems" in counts.warnings[0]
 
 
+def test_weights_are_hashed_once_while_their_files_stay_the_same(tmp_path: Path) -> None:
+    place, read = target(tmp_path), []
+
+    def weights(path: Path) -> str:
+        read.append(path)
+        return (path / "model.safetensors").read_text()
+
+    (place.path / "model.safetensors").write_text("one")
+    assert [Places(weights).weights(place) for _ in range(3)] == ["one"] * 3
+    assert len(read) == 1
+    (place.path / "model.safetensors").write_text("two!")
+    assert Places(weights).weights(place) == "two!"
+
+
 class Stale(SeedSampler):
     """An engine that reloads in place and whose tokens then differ from a fresh one's."""
 

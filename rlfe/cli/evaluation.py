@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 def evaluate(options: Options, environment: Mapping[str, str]) -> None:
     """The whole command."""
+    if sys.platform == "win32":
+        raise RequestError("rlfe eval does not run on Windows", hint="Use WSL2.")
     wanted = [conditions_of.parse(text) for text in options.conditions]
     places = HubPlaces(weights_hash, keep=options.keep, patience=Patience(say=output.note))
     listing, jobs = _jobs(options, environment, places)
@@ -196,6 +199,12 @@ def _run(
         f"{report.sampled} samples drawn, {report.judged} judged, models loaded: {report.loads}, "
         f"engines started: {report.engines}, {seconds:.1f} s"
     )
+    if report.tokens and report.sample_seconds:
+        share = report.wait_seconds / report.sample_seconds
+        output.note(
+            f"{report.tokens / report.sample_seconds:.0f} tokens/s while sampling; judging held it "
+            f"up for {report.wait_seconds:.1f} s ({share:.0%})"
+        )
     if report.shortened or report.no_room:
         output.warn(
             f"{report.shortened} prompts left less room than max_tokens; "

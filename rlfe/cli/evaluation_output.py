@@ -169,6 +169,9 @@ def _document(
             "unscored": report.unscored,
             "shortened": report.shortened,
             "no_room": report.no_room,
+            "tokens": report.tokens,
+            "sample_seconds": round(report.sample_seconds, 3),
+            "wait_seconds": round(report.wait_seconds, 3),
             "isolation": dict(tier),
         },
     }

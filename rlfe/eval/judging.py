@@ -8,6 +8,7 @@ our own fault is not recorded, so the next call tries it again. Not here: what i
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -37,6 +38,9 @@ class Report:
     shortened: int = 0
     no_room: int = 0
     unscored: int = 0
+    tokens: int = 0
+    sample_seconds: float = 0.0  # from the first request to the last judged block
+    wait_seconds: float = 0.0  # of these, generation stood still or was done, judging was not
     loads: int = 0
     engines: int = 0
     faults: list[str] = field(default_factory=list)
@@ -127,8 +131,10 @@ class JudgeThread:
 
     def _settle(self, allowed: int) -> None:
         """Wait until at most `allowed` hand-overs are open; raises what judging raised."""
+        start = time.monotonic()
         while len(self._futures) > allowed:
             self._futures.pop(0).result()
+        self._report.wait_seconds += time.monotonic() - start
 
     def _judge_blocks(self, blocks: Sequence[BlockKey]) -> None:
         answers = {

@@ -8,9 +8,11 @@ nothing again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlfe import remote
 from rlfe.eval.jobs import Target
@@ -20,7 +22,14 @@ from rlfe.rundir import RunDir, write_bytes, write_text
 from rlfe.types import CheckpointRef
 
 HASH_FILE = ".weights_hash"
+NOTE_FILE = ".weights.json"  # dot files are never pushed
 WEIGHTS = "*.safetensors"
+
+
+def _stamp(folder: Path) -> list[list[str | int]]:
+    """What tells that weight files are the same as before, without reading them."""
+    files = [(file.name, file.stat()) for file in sorted(folder.glob(WEIGHTS))]
+    return [[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in files]
 
 
 class Places:
@@ -35,9 +44,16 @@ class Places:
         self._known: dict[Path, str] = {}
 
     def weights(self, target: Target) -> str:
-        """Hash of the target's weights, computed once."""
+        """Hash of the target's weights; remembered beside its results while the files stay."""
         if target.path not in self._known:
-            self._known[target.path] = self._weights(target.path)
+            stamp = _stamp(target.path)
+            note = target.evals / NOTE_FILE
+            known: dict[str, Any] = json.loads(note.read_bytes()) if note.is_file() else {}
+            entry = known.get(str(target.step))
+            if not stamp or entry is None or entry["stamp"] != stamp:
+                entry = {"stamp": stamp, "hash": self._weights(target.path)}
+                write_text(note, json.dumps({**known, str(target.step): entry}, sort_keys=True))
+            self._known[target.path] = entry["hash"]
         return self._known[target.path]
 
     def ready(self, target: Target) -> None:

@@ -9,6 +9,7 @@ evaluation incomplete. Not here: where checkpoints come from (`plan.py`), tables
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -80,11 +81,16 @@ def _fill(
     unjudged = [key for key in store.unjudged() if key[0] in job.ids]
     if not missing and not unjudged:
         return
-    with JudgeThread(job, store, judges.for_task(job.task), report) as judging:
+    judge = judges.for_task(job.task)
+    if missing:
+        places.ready(job.target)
+        samplers.on(job)
+    start = time.monotonic()
+    with JudgeThread(job, store, judge, report) as judging:
         judging.submit(unjudged)
         if missing:
-            places.ready(job.target)
             _sample(job, store, samplers, missing, judging, watch, report)
+    report.sample_seconds += time.monotonic() - start
 
 
 def _readable(facts: Mapping[str, Any]) -> str:
@@ -125,6 +131,7 @@ def _sample(
         problem = job.problems[index].id
         store.add_block(problem, block, samples)
         report.sampled += len(samples)
+        report.tokens += sum(sample.tokens for sample in samples)
         judging.submit([(problem, block)])
         watch.sampled(job, len(samples))
 
