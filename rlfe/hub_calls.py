@@ -48,6 +48,9 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
 
+USUAL = Patience()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """Who and where, for the message. `Context(repo_id="org/x", account="alice")`"""

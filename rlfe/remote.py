@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rlfe import checkpoints, naming
 from rlfe.errors import NotFoundError, PartialError, RequestError
-from rlfe.hub_calls import Context, Patience, patiently
+from rlfe.hub_calls import USUAL, Context, Patience, patiently
 from rlfe.types import CheckpointRef
 
 PREFIX = "hf://"
@@ -67,7 +67,7 @@ def parse(text: str) -> Reference:
     return Reference("/".join(parts[:2]), "/".join(parts[2:]), revision or None)
 
 
-def find(text: str, patience: Patience = Patience()) -> Found:  # noqa: B008 - frozen
+def find(text: str, patience: Patience = USUAL) -> Found:
     """Checkpoints that a reference or glob names, from one listing of the tree.
 
     Every `CheckpointRef` carries the commit that was listed, so that a push in the middle of an
@@ -124,7 +124,7 @@ def _nothing(reference: Reference, steps: Iterable[str]) -> NotFoundError:
     return NotFoundError(f"no checkpoint of {reference.repo} matches {reference.path!r}", hint=told)
 
 
-def tree(reference: Reference, patience: Patience = Patience()) -> tuple[str, list[str]]:  # noqa: B008
+def tree(reference: Reference, patience: Patience = USUAL) -> tuple[str, list[str]]:
     """Commit id of the revision, and all file paths of the repository at it."""
     from huggingface_hub import HfApi
 
@@ -159,7 +159,7 @@ def _no_revision(
 def fetch(
     reference: CheckpointRef,
     folder: Path,
-    patience: Patience = Patience(),  # noqa: B008 - frozen
+    patience: Patience = USUAL,
 ) -> Path:
     """Download a checkpoint into `folder`; returns `folder/<cell>/global_step_N`.
 
@@ -177,7 +177,7 @@ def fetch(
     return place
 
 
-def in_hub_cache(text: str, patience: Patience = Patience()) -> Path:  # noqa: B008 - frozen
+def in_hub_cache(text: str, patience: Patience = USUAL) -> Path:
     """The one checkpoint that a reference names, in the client's own cache: a model to start from.
 
     Raises:
@@ -205,7 +205,7 @@ def in_hub_cache(text: str, patience: Patience = Patience()) -> Path:  # noqa: B
 def fetch_records(
     reference: CheckpointRef,
     folder: Path,
-    patience: Patience = Patience(),  # noqa: B008 - frozen
+    patience: Patience = USUAL,
 ) -> Path:
     """Download what lies beside the checkpoints of a cell; returns `folder/<cell>`."""
     _download(reference, [f"{reference.cell}/{name}" for name in RECORDS], folder, patience)
@@ -216,7 +216,7 @@ def fetch_files(
     reference: CheckpointRef,
     names: Iterable[str],
     folder: Path,
-    patience: Patience = Patience(),  # noqa: B008 - frozen
+    patience: Patience = USUAL,
 ) -> None:
     """Download these paths of the repository into `folder`; those that do not exist are skipped."""
     _download(reference, list(names), folder, patience)

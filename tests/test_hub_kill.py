@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -80,3 +81,21 @@ def test_a_push_killed_three_times_goes_on(tmp_path):
 @pytest.mark.parametrize("xet", [False, True], ids=["lfs", "xet"])
 def test_a_push_of_two_cells_killed_at_ten_random_moments_goes_on(tmp_path, xet):
     killed_and_repeated(tmp_path, kills=10, xet=xet, steps=5)
+
+
+def test_two_pushers_of_different_cells_do_not_disturb_each_other(tmp_path):
+    runs = [
+        make_run(tmp_path / "runs", steps=(30, 60)),
+        make_run(tmp_path / "runs", steps=(30, 60), lr=6e-6),
+    ]
+    hub = serve(tmp_path / "hub", page_size=7)
+    assert push(runs[:1], hub, xet=False).wait() == 0  # the repository is there
+    run = make_run(tmp_path / "more", steps=(30, 60), lr=3e-6)
+    both = [push([runs[1]], hub, xet=False), push([run], hub, xet=False)]
+    assert [process.wait() for process in both] == [0, 0]
+    tree = hub.tree("my-org/series")
+    for name in (runs[0].name, runs[1].name, run.name):
+        assert f"{name}/global_step_60/model.safetensors" in tree
+    manifest = json.loads(tree["manifest.json"].data)["files"]
+    assert {path.split("/")[0] for path in manifest} == {runs[0].name, runs[1].name, run.name}
+    hub.close()

@@ -8,13 +8,12 @@ files looks at the tree before trying again (`rlfe.hub.upload`). The token is fo
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from rlfe.errors import NotAllowedError, NotFoundError
 from rlfe.hub.plan import RemoteFile
-from rlfe.hub_calls import LOGIN, Context, Patience, patiently
+from rlfe.hub_calls import LOGIN, USUAL, Context, Patience, patiently
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 Result = TypeVar("Result")
@@ -41,7 +40,7 @@ class Client:
         repo_id: str,
         *,
         revision: str = "main",
-        patience: Patience = Patience(),  # noqa: B008 - frozen
+        patience: Patience = USUAL,
     ) -> None:
         from huggingface_hub import HfApi
 
@@ -121,15 +120,6 @@ class Client:
         refs = self.call(lambda: self.api.list_repo_refs(self.repo_id))
         return [ref.name for ref in (*refs.branches, *refs.tags)]
 
-    def no_revision(self, revision: str) -> NotFoundError:
-        """The error for a revision that is not there: lists what is, nearest first."""
-        names = self.revisions()
-        near = difflib.get_close_matches(revision, names, n=len(names), cutoff=0.0)
-        return NotFoundError(
-            f"{self.repo_id} has no revision {revision!r}",
-            hint=f"Branches and tags: {', '.join(near) or 'none'}.",
-        )
-
     def text(self, path: str, revision: str | None = None) -> str | None:
         """A small text file of the repository, read past the user's cache; None if absent."""
         from tempfile import TemporaryDirectory
@@ -188,10 +178,3 @@ def endpoint() -> str | None:
     from huggingface_hub import constants
 
     return None if constants.ENDPOINT == PUBLIC_ENDPOINT else str(constants.ENDPOINT)
-
-
-def has_token() -> bool:
-    """Whether the library finds a token (never returned, never printed)."""
-    from huggingface_hub import get_token
-
-    return bool(get_token())
