@@ -471,3 +471,38 @@ def test_loading_engines_leaves_the_global_generator_alone(tiny_model: Path) -> 
     torch.manual_seed(3)
     TransformersLearner(tiny_model, device="cpu", lora=LORA)
     assert torch.equal(torch.rand(1), expected)
+
+
+# --- architectures with other layers than full attention
+
+
+def test_recurrent_layers_sample_learn_and_save(tiny_model, tmp_path: Path, one_thread) -> None:
+    transformers = pytest.importorskip("transformers", minversion="5.3")  # knows Qwen3.5
+    Qwen3_5ForCausalLM = transformers.Qwen3_5ForCausalLM
+    Qwen3_5TextConfig = transformers.Qwen3_5TextConfig
+
+    shutil.copytree(tiny_model, tmp_path / "base")
+    config = Qwen3_5TextConfig(
+        vocab_size=104, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
+        layer_types=["linear_attention", "full_attention"], linear_key_head_dim=8,
+        linear_value_head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4,
+        max_position_embeddings=512, bos_token_id=0, eos_token_id=1, initializer_range=0.2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        Qwen3_5ForCausalLM(config).save_pretrained(str(tmp_path / "base"))
+    sampler = TransformersSampler(tmp_path / "base", device="cpu")
+    requests = [a_request(sampler, name, "abc" * n, n=3) for name, n in (("a", 2), ("b", 4))]
+    done = dict(sampler.generate(requests))
+    learner = TransformersLearner(tmp_path / "base", dtype="float32", device="cpu")
+    for request in requests:
+        batch = a_batch(sampler, done[request.id], request.prompt_ids)
+        drift = np.abs(learner.logprobs(batch) - batch.behavior_logp_BL)[batch.mask_BL]
+        assert drift.max() < 1e-4
+    learner.forward_backward(batch, MeanLogp(int(batch.mask_BL.sum())))
+    assert np.isfinite(learner.optim_step(0.01))
+    (tmp_path / "out").mkdir()
+    learner.export(tmp_path / "out")
+    again = TransformersLearner(tmp_path / "out", dtype="float32", device="cpu")
+    assert np.allclose(again.logprobs(batch), learner.logprobs(batch), atol=1e-6)

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from rlfe.engines.drawing import draw, uniforms
-from rlfe.engines.kvcache import empty_cache, joined_cache
+from rlfe.engines.kvcache import empty_cache, joined_cache, keep_rows
+from rlfe.engines.packing import full_attention
 from rlfe.types import Completion, Finish, Request
 
 KEEP_SHARE = 0.8  # rows are compacted when at most this share is still running
@@ -72,7 +73,7 @@ class Generation:
     def __init__(self, model: Any, tokenizer: Any, rows: Sequence[Row]) -> None:
         self._model, self._tokenizer = model, tokenizer
         self._device = next(model.parameters()).device
-        self._cache_name = cache_argument(model)
+        self._cache_name, self._plain = cache_argument(model), not full_attention(model)
         self._sampling = rows[0].request.sampling
         self._rows = list(rows)
 
@@ -96,7 +97,7 @@ class Generation:
         requests = list({row.request.id: row.request for row in self._rows}.values())
         copies = [counts[request.id] for request in requests]
         passes = [self._prompt(request) for request in requests]
-        self._cache = joined_cache([cache for _, cache in passes], copies)
+        self._cache = self._repeated([cache for _, cache in passes], copies)
         lengths = [len(row.request.prompt_ids) for row in self._rows]
         self._position_R = torch.tensor(lengths, device=self._device)
         width = max(lengths)
@@ -106,8 +107,17 @@ class Generation:
         repeated = [logits.expand(n, -1) for (logits, _), n in zip(passes, copies, strict=True)]
         return torch.cat(repeated)
 
+    def _repeated(self, caches: Sequence[Any], copies: Sequence[int]) -> Any:
+        """One cache with a row for each of the batch's rows."""
+        if not self._plain:
+            return joined_cache(caches, copies)
+        assert len(caches) == 1, "such an architecture samples one request at a time"
+        same = torch.zeros(copies[0], dtype=torch.long, device=self._device)
+        keep_rows(caches[0], same, plain=True)
+        return caches[0]
+
     def _prompt(self, request: Request) -> tuple[torch.Tensor, Any]:
-        cache = empty_cache()
+        cache = empty_cache(self._model, plain=self._plain)
         ids = torch.tensor([request.prompt_ids], device=self._device)
         arguments = {"input_ids": ids, "use_cache": True, "logits_to_keep": 1}
         logits = self._model(**arguments, **{self._cache_name: cache}).logits
@@ -177,8 +187,7 @@ class Generation:
         self._rows = [self._rows[place] for place in running]
         self._position_R = self._position_R[kept]
         self._mask = None if self._mask is None else self._mask[kept]
-        for layer in self._cache.layers:
-            layer.keep_rows(kept)
+        keep_rows(self._cache, kept, plain=self._plain)
         return token_R[kept]
 
 

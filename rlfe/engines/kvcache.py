@@ -2,8 +2,9 @@
 
 transformers' own cache copies everything at every token. This one writes into spare room and
 grows by blocks. Prompts are right-aligned, so that rows of different prompt lengths end at the
-same place; what lies left of a prompt is masked by the caller. Full attention only: sliding
-windows are a matter of the mask. Not here: which row is finished (`generation.py`).
+same place; what lies left of a prompt is masked by the caller. Full attention only: other
+architectures (windows, recurrent layers) use transformers' own (`plain`), one prompt at a time.
+Not here: which row is finished (`generation.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Cache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 BLOCK = 128  # positions of spare room
@@ -50,9 +51,20 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = (part[:, :, : self._length] for part in self._room)
 
 
-def empty_cache() -> Any:
-    """A cache for one forward pass over a prompt."""
+def empty_cache(model: Any, *, plain: bool) -> Any:
+    """A cache for one forward pass over a prompt; `plain`: the one that the architecture needs."""
+    if plain:
+        return DynamicCache(config=model.config.get_text_config())
     return Cache(layer_class_to_replicate=GrowingLayer)
+
+
+def keep_rows(cache: Any, rows: torch.Tensor, *, plain: bool) -> None:
+    """Leave only these rows, in this order; a row may be named several times when `plain`."""
+    if plain:
+        cache.reorder_cache(rows)
+        return
+    for layer in cache.layers:
+        layer.keep_rows(rows)
 
 
 def joined_cache(prompts: Sequence[Any], copies: Sequence[int]) -> Any:

@@ -41,13 +41,19 @@ class Packed:
         return seen_TT & (place_T[:, None] >= place_T[None])
 
 
+def full_attention(model: Any) -> bool:
+    """Whether every layer attends to everything before: no window, no recurrent state."""
+    facts = model.config.get_text_config().to_dict()
+    kinds = set(facts.get("layer_types") or ())
+    if kinds:
+        return kinds == {"full_attention"}
+    return not facts.get("sliding_window") or facts.get("use_sliding_window") is False
+
+
 def can_share(model: Any, device: str) -> bool:
     """Whether the model takes such a mask and sharing pays: full attention, on a CPU."""
-    config = model.config
-    kinds = set(config.layer_types or ()) if "layer_types" in config.to_dict() else set()
-    windows = bool(config.to_dict().get("sliding_window")) and not kinds
     takes = "position_ids" in inspect.signature(model.forward).parameters
-    return device == "cpu" and takes and kinds <= {"full_attention"} and not windows
+    return device == "cpu" and takes and full_attention(model)
 
 
 def prompt_keys(batch: Batch) -> list[bytes]:

@@ -94,11 +94,13 @@ class TransformersSampler:
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[str, list[Completion]]]:
         """Yield (request id, completions in order) as the requests finish."""
         from rlfe.engines.generation import Generation, Row, make_rows
+        from rlfe.engines.packing import full_attention
 
+        alone = self.exact or not full_attention(self._model)
         waiting: dict[str, int] = {request.id: request.sampling.n for request in requests}
         assert len(waiting) == len(requests), "request ids have to differ"
         rows: dict[str, list[Row]] = {request.id: [] for request in requests}
-        for pack in packed(requests, self._sample_batch, alone=self.exact):
+        for pack in packed(requests, self._sample_batch, alone=alone):
             made = [row for r, part in pack for row in make_rows(r, part, self.tokenizer)]
             for row in made:
                 rows[row.request.id].append(row)

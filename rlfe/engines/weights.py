@@ -145,6 +145,8 @@ def _config(base: Path, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
     """The base's config.json with the stored dtype; a cache is always used for generation."""
     saved = read_json(folder / "config.json") or {}
     config = read_json(base / "config.json") or saved
+    if config.get("model_type") != saved["model_type"]:  # the text part of a larger model
+        config = saved
     name = str(dtype).removeprefix("torch.")
     config = repaired_config({**config, "architectures": saved["architectures"]}, config)
     config["use_cache"] = True
