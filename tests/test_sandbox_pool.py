@@ -55,7 +55,7 @@ def judge() -> Iterator[Judge]:
         ("x = 1 / 0\n", Status.FAILED, "load: raised ZeroDivisionError"),
         ("def add(a, b)\n", Status.SYNTAX_ERROR, "expected ':' (<program>, line 1)"),
         ("x = 1\n", Status.FAILED, "input 0: raised NameError"),
-        ("import os\nos._exit(0)\n", Status.CRASHED, "input 0: ended early, exit status 0"),
+        ("import os\nos._exit(0)\n", Status.CRASHED, "load: ended early, exit status 0"),
         ("def add(a, b):\n    while True: pass\n", Status.TIMEOUT, "input 0: cpu limit"),
         ("def add(a, b):\n    return bytearray(9 << 30)\n", Status.CRASHED,
          "input 0: raised MemoryError"),
@@ -138,7 +138,7 @@ def test_a_timeout_is_run_again_alone_and_both_times_are_kept(judge: Judge) -> N
     assert ends["loop"].status is Status.TIMEOUT
     result = ends["loop"].parts[0]
     assert result.first_cpu is not None
-    assert 0.4 <= result.first_cpu < 1.0
+    assert 0.25 <= result.first_cpu < 1.0
     assert 0.4 <= result.cpu < 1.0
 
 

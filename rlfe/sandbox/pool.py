@@ -49,6 +49,11 @@ class _Ticket:
     first_cpu: float | None = None
     by_itself: bool = False
 
+    @property
+    def screening(self) -> bool:
+        """Whether a timeout would be run again: then the first run may be short."""
+        return self.case.confirm and self.first_cpu is None
+
     def parts(self) -> tuple[Part, ...]:
         """What a worker is to run next."""
         left = self.case.parts[len(self.done) :]
@@ -229,7 +234,7 @@ class Judge:
 
     def _give(self, worker: Worker, ticket: _Ticket, selector: selectors.BaseSelector) -> None:
         try:
-            worker.begin(ticket.case.program, ticket.parts(), ticket)
+            worker.begin(ticket.case.program, ticket.parts(), ticket, ticket.screening)
         except WorkerLost:
             worker.run = ticket
             self._lost(worker, selector)

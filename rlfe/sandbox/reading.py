@@ -13,6 +13,7 @@ from rlfe.sandbox.parts import Part, PartResult
 from rlfe.types import Status
 
 CAUSES = ("exited", "cpu", "wall", "output", "stopped")  # as the server numbers them
+LOADING = 0xFFFFFFFF  # in place of an input (`inside/harness.py`)
 HEAD = 5  # tag and length of a record
 
 
@@ -139,11 +140,12 @@ class Tally:
     def _verdict(self, cause: str, code: int, index: int) -> tuple[Status, str]:
         if self.is_whole:
             return Status.PASSED, ""
+        where = "load" if index == LOADING else f"input {index}"
         if cause in ("cpu", "wall") and (self.wrong is None or self.part.keep_going):
-            return Status.TIMEOUT, f"input {index}: {cause} limit"
+            return Status.TIMEOUT, f"{where}: {cause} limit"
         if self.wrong is not None:
             return self.wrong
         if cause == "output":
-            return Status.CRASHED, f"input {index}: too much output"
+            return Status.CRASHED, f"{where}: too much output"
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        return Status.CRASHED, f"input {index}: ended early, {how}"
+        return Status.CRASHED, f"{where}: ended early, {how}"

@@ -25,6 +25,7 @@ from rlfe.sandbox.reading import Reading
 
 START_SECONDS = 30.0
 CACHED_KEYS = 96
+SCREEN_SECONDS = 0.25  # CPU seconds of a call on the first of two runs
 _FRAME = struct.Struct(">cII")
 _END = struct.Struct(">BiddII")
 _MAX_FRAME = 1 << 19
@@ -87,8 +88,11 @@ class Worker:
                     return facts
                 raise WorkerLost("no hello")
 
-    def begin(self, program: str, parts: Sequence[Part], run: Any) -> None:
-        """Start a program on its parts, all in one process; its answers come by `receive`."""
+    def begin(self, program: str, parts: Sequence[Part], run: Any, screening: bool = False) -> None:
+        """Start a program on its parts, all in one process; its answers come by `receive`.
+
+        `screening`: shorter limits, because a timeout is run again with the full ones.
+        """
         self.run, self._number = run, self._number + 1
         for part in parts:
             self._send_inputs(part)
@@ -96,7 +100,7 @@ class Worker:
             "program": program,
             "memory_bytes": max(part.memory_bytes for part in parts),
             "cpu_seconds": sum(part.cpu_seconds for part in parts),
-            "parts": [_asked(part) for part in parts],
+            "parts": [_asked(part, screening) for part in parts],
         }
         self._reading = Reading(parts)
         self.deadline = time.monotonic() + sum(part.wall_seconds for part in parts)
@@ -183,8 +187,11 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def _asked(part: Part) -> dict[str, Any]:
+def _asked(part: Part, screening: bool) -> dict[str, Any]:
     """What the child is told of a part."""
     told = {name: getattr(part, name) for name in _FIELDS}
     told["inputs"] = () if part.inputs_key else part.inputs
+    if screening:
+        for name in ("call_seconds", "load_seconds"):
+            told[name] = min(told[name], SCREEN_SECONDS)
     return told

@@ -22,6 +22,7 @@ from rlfe.sandbox.inside import wire
 RECORD = wire.COUNT
 FLUSH_BYTES = 1 << 16
 FLUSH_SECONDS = 0.002  # a slow call is sent at its end, so that the server sees progress
+LOADING = 0xFFFFFFFF  # in place of an input
 MAX_LISTED = 1_000_000  # elements taken from an iterable result
 
 
@@ -65,6 +66,7 @@ def run(job: Mapping[str, Any], sender: Sender, mark: Callable[[int, int], None]
     except BaseException as error:
         return sender.failed("load", error)
     for number, part in enumerate(job["parts"]):
+        mark(number, LOADING)
         if not _MODES[part["mode"]](part, code, sender, functools.partial(mark, number)):
             return
 

@@ -93,7 +93,7 @@ class Server:
                 part["inputs"] = self.inputs[part["inputs_key"]]
         if "numpy" in job["program"] and not self.has_numpy:
             self._load_numpy()
-        self.progress[:8] = bytes(8)
+        self.progress[:8] = PLACE.pack(0, harness.LOADING)
         child = Child(job, self.jail, self.progress)
         try:
             cause = self._watch(number, child, job["parts"])
@@ -154,7 +154,7 @@ class Clock:
     """CPU time decides, wall time catches sleepers; both for the call in progress and in all."""
 
     def __init__(self, child: Child, parts: list[dict[str, Any]]) -> None:
-        self.child, self.parts, self.is_loaded = child, parts, False
+        self.child, self.parts = child, parts
         self.mark_cpu, self.mark_wall = 0.0, child.started
         self.next_look = child.started + POLL_SECONDS
 
@@ -167,7 +167,6 @@ class Clock:
 
     def moved(self) -> None:
         """Something came: the time of the next call starts."""
-        self.is_loaded = True
         self.mark_cpu, self.mark_wall = self.child.cpu(), time.monotonic()
 
     def check(self, place: int, index: int) -> tuple[int | None, float]:
@@ -179,7 +178,7 @@ class Clock:
         begun = self.parts[: place + 1]
         part = begun[-1]
         call = part["slow_calls"].get(index, part["call_seconds"])
-        call = call if self.is_loaded else part["load_seconds"]
+        call = part["load_seconds"] if index == harness.LOADING else call
         total, wall = (sum(p[name] for p in begun) for name in ("cpu_seconds", "wall_seconds"))
         left_cpu = min(total - cpu, call - (cpu - self.mark_cpu))
         if left_cpu <= 0:
