@@ -59,6 +59,8 @@ class Samplers:
             self._sampler, self._built_for = self._make(job), job
             self._reloaded = False
             self.engines += 1
+            if isinstance(self._sampler, Verifiable):
+                self._sampler.load(path)  # starts it now, and proves what it holds
         elif self._holds == path:
             return self._sampler
         else:
