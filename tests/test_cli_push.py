@@ -187,6 +187,8 @@ def test_five_server_errors_in_a_row_end_with_exit_7_and_the_same_command_goes_o
     done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
     assert done.code == 7
     assert "500" in done.err
+    assert "0 B of " in done.err
+    assert f"To go on: rlfe push {run} --repo {repo} --no-card --no-verify --yes" in done.err
     assert driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes").code == 0
     assert len(titles(hub, repo)) == 2
 

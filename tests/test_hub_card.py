@@ -72,10 +72,10 @@ def write_tables(folder: Path, points: dict[tuple[str, int, str], list[int]]) ->
     (folder / "scores_settings.json").write_text(json.dumps({SETTINGS: facts}))
 
 
-@pytest.fixture
-def series(tmp_path):
+@pytest.fixture(scope="module")
+def series(tmp_path_factory):
     """Two arms at one rate, evaluated: nobuf forgets GSM8K, replay does not."""
-    runs = tmp_path / "runs"
+    runs = tmp_path_factory.mktemp("series") / "runs"
     one = make_run(runs, steps=(30, 60), lr=6e-6)
     two = make_run(runs, steps=(30, 60), lr=6e-6, replay=True)
     points = {}
@@ -91,8 +91,13 @@ def series(tmp_path):
     return one, two
 
 
-def test_the_card_has_its_sections_in_order_and_valid_metadata(series):
-    text = made(*series).card_text()
+@pytest.fixture(scope="module")
+def text(series):
+    """The card of both arms."""
+    return made(*series).card_text()
+
+
+def test_the_card_has_its_sections_in_order_and_valid_metadata(text):
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
     assert metadata.problem(text) is None
     meta = metadata.read(text)
@@ -113,16 +118,14 @@ def test_the_same_inputs_give_the_same_bytes(series):
     }  # fmt: skip
 
 
-def test_numbers_come_from_the_tables_with_their_intervals(series):
-    text = made(*series).card_text()
+def test_numbers_come_from_the_tables_with_their_intervals(series, text):
     assert "| `tiny` (base) | 0 | 50.0 [45.0, 55.0] | 83.3 [45.0, 55.0] |" in text
     assert f"| `{series[0].name}` | 60 | 66.7 [61.7, 71.7] |" in text
     assert "| 10.0 % | 5.0 % | 50.0 % |" in text
     assert "30 problems; n=4; temperature 0.6; top_p 0.95; max_tokens 512; judge r1" in text
 
 
-def test_claims_are_paired_and_only_where_the_interval_excludes_zero(series):
-    text = made(*series).card_text()
+def test_claims_are_paired_and_only_where_the_interval_excludes_zero(series, text):
     assert re.search(rf"> Gain: {series[0].name} step 60 minus base on mbpp_plus: \+16.7 \[", text)
     assert re.search(r"> Forgetting: .*nobuf\S* step 60 minus base on gsm8k: -16.7 \[", text)
     assert "hardcd_lam0p1_lr6e6 step 60 minus base on gsm8k: +0.0 [+0.0, +0.0]" in text
@@ -131,8 +134,7 @@ def test_claims_are_paired_and_only_where_the_interval_excludes_zero(series):
     assert "1 seed" in text
 
 
-def test_forgetting_shows_drop_retention_and_worst_step(series):
-    text = made(*series).card_text()
+def test_forgetting_shows_drop_retention_and_worst_step(series, text):
     row = next(
         line for line in text.splitlines() if line.startswith(f"| `{series[0].name}` | 60 | gsm")
     )
@@ -146,8 +148,7 @@ def test_without_evaluations_nothing_is_claimed(tmp_path):
     assert "pass@1 |" not in text
 
 
-def test_what_differs_between_cells_is_computed_from_their_configs(series):
-    text = made(*series).card_text()
+def test_what_differs_between_cells_is_computed_from_their_configs(series, text):
     table = text.partition("Identical except")[2].partition("<details>")[0]
     assert re.findall(r"^\| `([\w.]+)` \|", table, re.MULTILINE) == ["replay.strategy"]
 

@@ -95,7 +95,6 @@ def test_every_pushed_checkpoint_loads_bit_equal_and_the_snippets_run(tmp_path, 
     assert "verified" in done.stdout
     other = hub.environment(xet=xet, home=tmp_path / "elsewhere")
     folders = {f"{run.name}/global_step_{n}": str(run / f"global_step_{n}") for n in (30, 60)}
-    assert python(COMPARE, "my-org/series", json.dumps(folders), env=other) == "2\n"
     card = hub.tree("my-org/series")["README.md"].data.decode()
     blocks = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     assert len(blocks) == 4
@@ -107,5 +106,5 @@ def test_every_pushed_checkpoint_loads_bit_equal_and_the_snippets_run(tmp_path, 
     code += "\nfolder = model_folder(f'hf://{repo}/{subfolder}@main')"
     code += "\nassert (folder / 'tokenizer.json').is_file() and folder.name == 'global_step_60'"
     code += "\nassert type(adapted).__name__.startswith('PeftModel')"
-    python(code, env=other)
+    assert python(COMPARE + code, "my-org/series", json.dumps(folders), env=other) == "2\n"
     hub.close()

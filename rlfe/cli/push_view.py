@@ -23,6 +23,10 @@ class Report:
         self.done, self.number = 0, 0
         self.start = time.monotonic()
 
+    def summary(self) -> str:
+        """What is there and what is left, for a push that stops."""
+        return f"{size_text(self.done)} of {size_text(self.total)} are there"
+
     def landed(self, size: int, title: str) -> None:
         """Say that a commit landed."""
         self.done, self.number = self.done + size, self.number + 1

@@ -22,7 +22,7 @@ from rlfe.cli.publication import (
     publication,
 )
 from rlfe.cli.push_view import COLUMNS, Report, quiet_client, rows_of, size_text
-from rlfe.errors import NetworkError, NotAllowedError, PartialError, RequestError
+from rlfe.errors import NetworkError, NotAllowedError, PartialError, RequestError, RlfeError
 from rlfe.hub import metadata
 from rlfe.hub.cache import Cache
 from rlfe.hub.card_metadata import check_license, license_of
@@ -104,6 +104,7 @@ class Push:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.client: Client | None = None
+        self.report: Report | None = None
         if request.repo is not None:
             quiet_client()
             patience = Patience(
@@ -245,8 +246,9 @@ class Push:
                 self._write(plan, pub, caches)
                 return [], []
             return self._upload(self.client, plan, pub, caches)
-        except KeyboardInterrupt:
-            output.hint(f"Nothing is half done. To go on: {self.request.command()}")
+        except (KeyboardInterrupt, RlfeError):
+            there = self.report.summary() if self.report else "Nothing was sent"
+            output.hint(f"{there}; nothing is half done. To go on: {self.request.command()}")
             raise
 
     def _documents(
@@ -261,14 +263,16 @@ class Push:
         assert self.request.to_folder is not None
         target = self.request.to_folder.expanduser()
         target.mkdir(parents=True, exist_ok=True)
-        write_tree(plan, target, self._documents(plan, pub, caches), Report(plan).landed)
+        self.report = Report(plan)
+        write_tree(plan, target, self._documents(plan, pub, caches), self.report.landed)
 
     def _upload(
         self, client: Client, plan: Plan, pub: Publication, caches: Mapping[str, Cache]
     ) -> tuple[list[Sent], list[str]]:
         request = self.request
         client.ensure_repo(private=request.private)
-        uploader = Uploader(client, caches, Report(plan).landed)
+        self.report = Report(plan)
+        uploader = Uploader(client, caches, self.report.landed)
         sent = uploader.send(plan, checkpoints_per_commit=request.per_commit)
         delete = [file.remote for file in plan.remote_only] if request.prune else []
         documents = self._documents(plan, pub, caches)
