@@ -341,6 +341,14 @@ def test_the_fake_engine_runs_the_whole_loop(tmp_path: Path) -> None:
 
 def test_the_loop_reads_as_one_page() -> None:
     source = Path(loop.__file__).read_text().splitlines()
-    start = next(i for i, line in enumerate(source) if line.startswith("def train("))
+    start = next(i for i, line in enumerate(source) if line.startswith("def steps("))
     end = next(i for i in range(start + 1, len(source)) if source[i].startswith("def "))
     assert end - start <= 80
+
+
+def test_a_recipe_can_name_its_problems(tiny_model: Path, tmp_path: Path) -> None:
+    names = [problem.id for problem in Letters().problems("train")][3:0:-1]
+    job = a_job(tiny_model, tmp_path / "run", {"data.ids": names})
+    assert [problem.id for problem in job.data.problems] == names
+    with pytest.raises(RequestError, match='"letters/none" is not a training problem'):
+        a_job(tiny_model, tmp_path / "other", {"data.ids": ["letters/none"]})

@@ -16,7 +16,11 @@ from pathlib import Path
 import pytest
 
 from rlfe.cli import main
+from rlfe.errors import RlfeError
 from rlfe.records import read_jsonl
+from rlfe.rundir import RunDir
+from rlfe.training import loop
+from rlfe.training.lock import held
 
 SMALL = [
     *("--recipe", "tiny", "--engine", "fake", "--set", "data.size=3"),
@@ -157,6 +161,29 @@ def test_a_rule_that_ends_a_run_exits_with_3(capsys) -> None:
     assert rlfe(*small(*rules, *stop)) == 3  # babble solves nothing: every step is empty
     assert "kept nothing for 2 steps in a row" in capsys.readouterr().err
     assert [path.name for path in Path("runs").glob("*/global_step_*")] == ["global_step_2"]
+
+
+def test_a_second_process_in_one_run_folder_is_refused(capsys) -> None:
+    assert rlfe(*small("--name", "x")) == 0
+    with held(RunDir("runs/x")):
+        for flag in ("--resume", "--overwrite"):
+            assert rlfe(*small("--name", "x", flag)) == 2
+            assert "another process is training in runs/x" in capsys.readouterr().err
+    assert rlfe(*small("--name", "x", "--resume")) == 0
+
+
+def test_a_failed_run_names_the_step_to_go_on_from(capsys, monkeypatch) -> None:
+    def no_room(*_: object) -> None:
+        raise RlfeError("disk full while writing rollouts")
+
+    def after_step_2(job: object, step: int, *rest: object) -> None:
+        return no_room() if step == 2 else None
+
+    monkeypatch.setattr(loop, "write_rollouts", after_step_2)
+    assert rlfe(*small("--name", "x")) == 1
+    err = capsys.readouterr().err
+    assert "The state after step 2 is whole; go on with: rlfe train" in err
+    assert "--resume" in err
 
 
 SLOW = """

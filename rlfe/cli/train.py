@@ -6,6 +6,7 @@ Try: `rlfe train --recipe tiny --dry-run`.
 
 from __future__ import annotations
 
+import json
 import shlex
 import signal
 import threading
@@ -20,9 +21,10 @@ import click
 from rlfe import config, sweeps
 from rlfe.cli import help as pages
 from rlfe.cli import output
-from rlfe.errors import PartialError, RequestError
+from rlfe.errors import PartialError, RequestError, RlfeError
 from rlfe.naming import cell_of, format_cell
 from rlfe.rundir import RunDir
+from rlfe.training.lock import refuse_if_held
 
 if TYPE_CHECKING:
     from rlfe.training.job import Job
@@ -78,7 +80,12 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     if options["resume"] and options["overwrite"]:
         raise RequestError("--resume and --overwrite exclude each other", hint="Give one of them.")
     run.check(resolved.recipe, overwrite=options["overwrite"], resume=options["resume"])
-    ending = _train(resolved, run, options)
+    refuse_if_held(run)
+    try:
+        ending = _train(resolved, run, options)
+    except RlfeError:
+        _name_last_step(run, options)
+        raise
     return _report(run, ending, resolved, options)
 
 
@@ -265,6 +272,15 @@ def _report(
         raise PartialError(f"{run.path} ended early: {ending.reason}")
     output.hint(f"Next: rlfe eval --ckpt-glob {shlex.quote(f'{run.path}/global_step_*')}")
     return 0
+
+
+def _name_last_step(run: RunDir, options: Mapping[str, Any]) -> None:
+    """After a failure: the step that the run can go on from, if it got that far."""
+    facts = run.state / "state.json"
+    if facts.is_file():
+        step = json.loads(facts.read_bytes())["step"]
+        again = real_command({**options, "resume": True, "overwrite": False})
+        output.hint(f"The state after step {step} is whole; go on with: {again}")
 
 
 def _row(run: RunDir, ending: Ending, kept: Sequence[int]) -> list[Any]:

@@ -20,6 +20,7 @@ from rlfe.training import batching, saving, staleness, state, validation
 from rlfe.training.clock import Clock
 from rlfe.training.diagnostics import Metrics
 from rlfe.training.job import Job
+from rlfe.training.lock import held
 from rlfe.training.recording import open_trackers, record, sample_rows, warn, warn_flat
 from rlfe.training.rollouts import sampled_groups, write_rollouts
 from rlfe.training.selection import Selection, select, selection_metrics
@@ -45,6 +46,12 @@ def train(job: Job) -> Ending:
     Raises:
         RlfeError: Something failed; the last saved state is whole (`--resume`).
     """
+    with held(job.run):
+        return steps(job)
+
+
+def steps(job: Job) -> Ending:
+    """The loop over training steps."""
     total = job.recipe.train.steps
     now = state.resumed(job) if job.resume else state.fresh(job)
     if now.step >= total:
