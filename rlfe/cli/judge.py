@@ -52,8 +52,11 @@ MANY = 1024  # samples handed to the judge at a time
               help="Who judges; evalplus has no jail and needs its extra.")  # fmt: skip
 @pages.option("How", "--require-isolation", is_flag=True,
               help="Refuse to judge where programs can reach files or the network.")  # fmt: skip
+@pages.option("How", "--fresh", is_flag=True, help="Judge again what is known from earlier runs.")
 @pages.json_option
+@click.pass_context
 def command(
+    ctx: click.Context,
     task_name: str,
     samples: Path,
     module: str | None,
@@ -62,9 +65,11 @@ def command(
     workers: int | None,
     scorer: str,
     require_isolation: bool,
+    fresh: bool,
     as_json: bool,
 ) -> None:
     """Judge samples of a file against a task's tests."""
+    from rlfe.sandbox.verdicts import default_file
     from rlfe.tasks import get
     from rlfe.tasks.samples import read
 
@@ -75,7 +80,8 @@ def command(
         verdicts = _by_evalplus(task, found, workers or 1)
         tier: Mapping[str, Any] = {"tier": "none", "by": "evalplus"}
     else:
-        verdicts, tier = _by_rlfe(task, found, workers, require_isolation)
+        cache = None if fresh else default_file(pages.environment(ctx))
+        verdicts, tier = _by_rlfe(task, found, workers, require_isolation, cache)
     table = pass_rows(task, found, verdicts, counts_k)
     if as_json:
         output.document(
@@ -97,13 +103,17 @@ def command(
 
 
 def _by_rlfe(
-    task: Task, samples: Sequence[Sample], workers: int | None, require_isolation: bool
+    task: Task,
+    samples: Sequence[Sample],
+    workers: int | None,
+    require_isolation: bool,
+    cache: Path | None,
 ) -> tuple[list[Verdict], Mapping[str, Any]]:
     if not task.runs_programs:
         return _judged(task, samples, None), {}
     from rlfe.sandbox.pool import Judge
 
-    with Judge(workers=workers, require_isolation=require_isolation) as judge:
+    with Judge(workers=workers, require_isolation=require_isolation, cache=cache) as judge:
         _warn_if_open(judge.tier)
         return _judged(task, samples, judge), judge.tier
 

@@ -19,11 +19,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rlfe.errors import RequestError, RlfeError
 from rlfe.sandbox.encoding import decode
 from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
+from rlfe.sandbox.verdicts import Verdicts
 from rlfe.sandbox.worker import Worker, WorkerLost
 from rlfe.types import Status
 
@@ -67,6 +69,7 @@ class Judge:
     Args:
         workers: Number of workers; None is the number of usable cores.
         require_isolation: Refuse the tier `limits` (files and network open).
+        cache: File that keeps verdicts across runs; None keeps them while the pool lives.
         jail: `auto` for the strongest tier that works here, or the name of one.
     """
 
@@ -76,6 +79,7 @@ class Judge:
         require_isolation: bool = False,
         *,
         jail: str = "auto",
+        cache: Path | None = None,
     ) -> None:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.size = max(1, min(workers or usable, usable))
@@ -89,6 +93,7 @@ class Judge:
         self._thread: threading.Thread | None = None
         self._broken: str = ""
         self.tier: dict[str, Any] = {}
+        self.verdicts = Verdicts(cache)
         self.probe_seconds = 0.0
         self.scale = 1.0  # how much slower this machine is than the one of the reference times
 
@@ -157,6 +162,7 @@ class Judge:
         for worker in self._workers:
             worker.close()
         self._workers = []
+        self.verdicts.close()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlfe.errors import RequestError, RlfeError
+from rlfe.sandbox import verdicts
 from rlfe.sandbox.parts import Case, Outcome, Part
 from rlfe.sandbox.pool import Judge
 from rlfe.tasks.base import Reply
@@ -31,6 +32,7 @@ class CodingTask(ABC):
     version: str
     runs_programs = True
     SETTINGS: tuple[str, ...] = ()  # arguments that `rlfe.tasks.get` may pass on
+    LIMITS = ("cpu_seconds", "fraction")  # settings that a verdict depends on
     confirm = False  # a timeout is run again once, alone, before it counts
 
     @abstractmethod
@@ -96,21 +98,37 @@ class CodingTask(ABC):
     def judge_programs(
         self, programs: Sequence[tuple[str, Problem, str]], judge: Judge
     ) -> Iterator[tuple[str, Verdict]]:
-        """The same for (key, problem, program): each distinct program of a problem runs once."""
+        """The same for (key, problem, program): each distinct program of a problem runs once.
+
+        So it is over replies, steps and checkpoints, as long as the pool lives, and over runs if
+        it has a file of verdicts.
+        """
+        ready: list[tuple[str, Verdict]] = []
         waiting: dict[tuple[str, str], list[str]] = {}
         done: queue.SimpleQueue[tuple[Case, Outcome]] = queue.SimpleQueue()
         for key, problem, program in programs:
+            known = judge.verdicts.get(self.verdict_key(problem.id, program))
+            if known is not None:
+                ready.append((key, known))
+                continue
             same = waiting.setdefault((problem.id, program), [])
             same.append(key)
             if len(same) == 1:
                 case = self.case(problem, program, judge)
                 judge.submit(case, lambda ended, outcome: done.put((ended, outcome)))
-        return self._verdicts(waiting, done)
+        return itertools.chain(ready, self._verdicts(waiting, done, judge.verdicts))
+
+    def verdict_key(self, problem_id: str, program: str) -> bytes:
+        """What the verdict on a program depends on."""
+        settings = ",".join(f"{name}={getattr(self, name, '')}" for name in self.LIMITS)
+        about = (self.name, self.version, self.data_sha256(), settings)
+        return verdicts.key(*about, problem_id, program)
 
     def _verdicts(
         self,
         waiting: Mapping[tuple[str, str], Sequence[str]],
         done: queue.SimpleQueue[tuple[Case, Outcome]],
+        known: verdicts.Verdicts,
     ) -> Iterator[tuple[str, Verdict]]:
         for _ in range(len(waiting)):
             case, outcome = done.get()
@@ -120,6 +138,8 @@ class CodingTask(ABC):
                 seconds=outcome.seconds,
                 facts=self.facts(outcome),
             )
+            if self.confirm or verdict.status is not Status.TIMEOUT:
+                known.put(self.verdict_key(*case.key), verdict)
             for key in waiting[case.key]:
                 yield key, verdict
 

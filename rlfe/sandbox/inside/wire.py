@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import hashlib
 
+VERSION = 1  # of the encoding and the digests; part of every key under which verdicts are kept
 MAX_DEPTH = 100  # containers inside containers
 MAX_ITEMS = 4_000_000  # elements of one result, all levels together
 PLAIN_BYTES = 1 << 20  # a longer encoding travels as a digest
