@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rlfe.sandbox import bubblewrap
 from rlfe.sandbox.encoding import encode
 from rlfe.sandbox.parts import Case, Part
 from rlfe.sandbox.pool import Judge
@@ -83,6 +84,8 @@ def check_all(jail: str) -> None:
 
 
 def possible(jail: str) -> bool:
+    if jail == "bubblewrap" and not bubblewrap.find():
+        return False
     try:
         with Judge(workers=1, jail=jail):
             return True

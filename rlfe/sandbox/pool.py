@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rlfe.errors import RequestError, RlfeError
+from rlfe.sandbox import bubblewrap
 from rlfe.sandbox.encoding import decode
 from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
 from rlfe.sandbox.verdicts import Verdicts
@@ -98,11 +99,11 @@ class Judge:
         self.scale = 1.0  # how much slower this machine is than the one of the reference times
 
     def __enter__(self) -> Judge:
-        self._workers = [self._start() for _ in range(self.size)]
         try:
-            self.tier = self._workers[0].hello()
-            for worker in self._workers[1:]:
-                worker.hello()
+            self._jail = self._chosen_jail()
+            self._workers = [self._start() for _ in range(self.size)]
+            for worker in self._workers:
+                self.tier = worker.hello()
             if self.require_isolation and self.tier["tier"] == "limits":
                 raise RequestError(
                     "programs cannot be isolated here: only limits are possible",
@@ -125,6 +126,19 @@ class Judge:
             raise
         self.scale = max(1.0, self.probe_seconds / REFERENCE_PROBE_SECONDS)
         return self
+
+    def _chosen_jail(self) -> str:
+        """`auto` is bubblewrap where it works; then the worker itself takes what it can get."""
+        if self._jail != "auto" or not bubblewrap.find():
+            return self._jail
+        trial = Worker(jail="bubblewrap")
+        try:
+            trial.hello()
+        except WorkerLost:
+            return "auto"
+        finally:
+            trial.close()
+        return "bubblewrap"
 
     def _probe(self) -> float:
         """CPU seconds of a small program here, the shortest of three; raises RlfeError.

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlfe.sandbox import bubblewrap
 from rlfe.sandbox.parts import Part, PartResult
 from rlfe.sandbox.reading import Reading
 
@@ -53,12 +54,19 @@ class Worker:
 
     def __init__(self, *, jail: str = "auto") -> None:
         self.scratch = tempfile.TemporaryDirectory(prefix="rlfe-jail-", ignore_cleanup_errors=True)
-        options = {"jail": jail, "scratch": self.scratch.name, "packages": _packages()}
+        packages = _packages()
+        wrapper = bubblewrap.find() if jail == "bubblewrap" else ""
+        options: dict[str, Any] = {"jail": jail, "scratch": self.scratch.name, "packages": packages}
         root = str(Path(__file__).resolve().parents[2])
+        start = [sys.executable]
+        if wrapper:
+            options["jail"], options["bubblewrap"] = "namespaces", True
+            start = [*bubblewrap.command(wrapper, packages), os.path.realpath(sys.executable)]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-B", "-c", _BOOT, json.dumps(options), root],
+            [*start, "-I", "-S", "-B", "-c", _BOOT, json.dumps(options), root],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if wrapper else None,
             env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             close_fds=True,
             start_new_session=True,
