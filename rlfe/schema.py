@@ -66,6 +66,7 @@ class Data(Section):
     subsets: tuple[str, ...] = key((), "configurations of the source to read; empty: the default")
     split: str | None = key(None, "split of the source to train on; None: the task's own")
     revision: str | None = key(None, "revision of the source")
+    ids: tuple[str, ...] = key((), "train on these problems only, in this order")
     size: Count | None = key(None, "take the first N problems only")
     columns: dict[str, str] = key({}, "our field -> the source's column name")
     order: Literal["epochs", "with_replacement"] = key("epochs", "how the problems of a step are drawn")

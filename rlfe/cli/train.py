@@ -222,6 +222,9 @@ class Screen:
         self._bar.advance(record.step - self._shown)
         self._shown = record.step
 
+    def within(self, text: str) -> None:
+        self._bar.advance(0, text)
+
     def warn(self, text: str) -> None:
         output.warn(text)
 

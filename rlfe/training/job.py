@@ -31,6 +31,10 @@ class Watch(Protocol):
         """A finished step."""
         ...
 
+    def within(self, text: str) -> None:
+        """How far the running step is, in words."""
+        ...
+
     def warn(self, text: str) -> None: ...
 
     def stopping(self) -> bool:
@@ -42,6 +46,9 @@ class Nobody:
     """A watch that looks away. `train(job, Nobody())`"""
 
     def step(self, record: StepRecord) -> None:
+        pass
+
+    def within(self, text: str) -> None:
         pass
 
     def warn(self, text: str) -> None:
@@ -88,9 +95,7 @@ def training_list(recipe: Recipe, task: Task, tokenizer: Tokenizer) -> TrainingL
             f"prompt.style is not set; the tokenizer {has} chat template",
             hint="Say --set prompt.style=base or --set prompt.style=chat.",
         )
-    problems = task.problems(recipe.data.split or "train")[: recipe.data.size]
-    if not problems:
-        raise RequestError(f"task {task.name} has no training problems")
+    problems = chosen_problems(recipe, task)
     prompts = [task.prompt(p, recipe.prompt.style, recipe.prompt.examples) for p in problems]
     ids = {p.id: tokenizer.encode(prompt) for p, prompt in zip(problems, prompts, strict=True)}
     fits, long = fitting(
@@ -107,6 +112,28 @@ def training_list(recipe: Recipe, task: Task, tokenizer: Tokenizer) -> TrainingL
         prompt_ids=tuple(ids[problem.id] for problem, _ in pairs),
         left_out=tuple(long),
     )
+
+
+def chosen_problems(recipe: Recipe, task: Task) -> tuple[Problem, ...]:
+    """The task's training problems, or those that `data.ids` and `data.size` leave of them.
+
+    Raises:
+        RequestError: There are none, or an id is not one of them.
+    """
+    problems = task.problems(recipe.data.split or "train")
+    if recipe.data.ids:
+        known = {problem.id: problem for problem in problems}
+        unknown = [name for name in recipe.data.ids if name not in known]
+        if unknown:
+            raise RequestError(
+                f'data.ids: "{unknown[0]}" is not a training problem of {task.name}',
+                hint=f'Ids look like "{next(iter(known))}".',
+            )
+        problems = tuple(known[name] for name in dict.fromkeys(recipe.data.ids))
+    problems = problems[: recipe.data.size]
+    if not problems:
+        raise RequestError(f"task {task.name} has no training problems")
+    return problems
 
 
 @dataclass(slots=True, kw_only=True)

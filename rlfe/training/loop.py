@@ -66,6 +66,7 @@ def steps(job: Job) -> Ending:
         with clock.phase("sync"):
             behavior, current = hand_over(job, now, step)
         groups = sampled_groups(job, step, clock)
+        job.watch.within(f"step {step + 1}: training")
         with clock.phase("train"):
             chosen = select(job, groups)
             observe(now, chosen)

@@ -44,7 +44,10 @@ def sampled_groups(job: Job, step: int, clock: Clock) -> list[Group]:
     indices = slots_of_step(job, step)
     with clock.phase("sample"):
         requests = [_request(job, step, slot, int(i)) for slot, i in enumerate(indices)]
-        done = dict(job.sampler.generate(requests))
+        done: dict[str, list[Completion]] = {}
+        for name, completions in job.sampler.generate(requests):
+            done[name] = completions
+            job.watch.within(f"step {step + 1}: sampled {len(done)}/{len(requests)} groups")
     for request in requests:
         count = len(done.get(request.id, ()))
         if count != request.sampling.n:
