@@ -1,4 +1,4 @@
-"""Paired comparisons and the hold-out proof of a card: numbers of `rlfe.eval` for `rlfe.hub`.
+"""Paired comparisons and the gain plot of a card: numbers of `rlfe.eval` for `rlfe.hub`.
 
 Per-problem counts lie beside every score table (`<name>_counts.parquet`); from them come gain and
 forgetting of each cell's last evaluated step against its base model, and arms against each other
@@ -169,74 +169,3 @@ def gain_plot(folders: Sequence[Path]) -> bytes | None:
     with TemporaryDirectory() as scratch:
         files = write_figures(Path(scratch), {"paths": paths, "groups": [], "runs": named})
         return next(path.read_bytes() for path in files if path.suffix == ".png")
-
-
-# -- hold-out -----------------------------------------------------------------------------------
-
-
-def holdout(cells: Sequence[Cell]) -> list[str]:
-    """Lines that prove (or qualify) that training and evaluation problems are disjoint."""
-    lines = []
-    for cell in _by_data(cells):
-        if cell.recipe is None or cell.recipe.data.source or cell.recipe.task.module:
-            lines.append(f"`{cell.name}`: trained on own data; not compared with any test set.")
-        elif cell.parts.task == "mbpp":
-            lines += _mbpp_lines(cell.recipe.data.size)
-        elif cell.parts.task == "gsm8k":
-            lines += _gsm8k_lines()
-    return lines
-
-
-def _by_data(cells: Sequence[Cell]) -> list[Cell]:
-    """One cell for each kind of training data."""
-    found: dict[tuple[Any, ...], Cell] = {}
-    for cell in cells:
-        data = cell.recipe.data if cell.recipe else None
-        key = (cell.parts.task, data.source, data.size) if data else (cell.name, None, None)
-        found.setdefault(key, cell)
-    return list(found.values())
-
-
-def _mbpp_lines(size: int | None) -> list[str]:
-    from rlfe.eval.leaks import ALIKE, overlap
-    from rlfe.tasks import mbpp, packaged
-
-    training = mbpp.training_problems()[:size]
-    lines = []
-    for name, split in (("mbpp_plus", "MBPP+"), ("mbpp_test", "MBPP test outside MBPP+")):
-        problems = _problems(name)
-        found = overlap(training, problems, same_source=True)
-        near = [twin for twin in found.twins if twin.why == "text"]
-        texts = {" ".join(problem.prompt.split()) for problem in problems}
-        exact = sum(" ".join(problem.prompt.split()) in texts for problem in training)
-        examples = ", ".join(f"{twin.training} ~ {twin.evaluation}" for twin in near[:3])
-        told = f" ({examples}{', ...' if len(near) > 3 else ''})" if near else ""
-        lines.append(
-            f"{found.training} training problems against the {found.evaluation} of {split}: "
-            f"{len(found.shared_ids)} ids in common, {exact} with the same text, "
-            f"{len({twin.training for twin in near})} near-duplicates by wording "
-            f"(at least {ALIKE:g} of the telling words shared){told}."
-        )
-    hashes = ", ".join(
-        f"`{name}` {packaged.sha256(name)[:12]}" for name in (mbpp.DATA, mbpp.PLUS, mbpp.IDS)
-    )
-    return [*lines, f"Data files (sha256): {hashes}."]
-
-
-def _gsm8k_lines() -> list[str]:
-    """Exact texts only: near-duplicates of 7,473 x 1,319 texts take longer than a push should."""
-    from rlfe.tasks import get
-
-    texts = {" ".join(p.prompt.split()) for p in get("gsm8k").problems("train")}
-    test = get("gsm8k").problems("test")
-    exact = sum(" ".join(problem.prompt.split()) in texts for problem in test)
-    return [
-        f"{len(texts)} GSM8K training texts against the {len(test)} test problems: {exact} with "
-        "the same text; near-duplicates were not looked for."
-    ]
-
-
-def _problems(name: str) -> Sequence[Any]:
-    from rlfe.tasks import get
-
-    return get(name).problems("test")

@@ -16,7 +16,8 @@ import click
 
 from rlfe import records
 from rlfe.cli import help as pages
-from rlfe.cli.card_statistics import comparisons, gain_plot, holdout, read_counts
+from rlfe.cli.card_holdout import holdout
+from rlfe.cli.card_statistics import comparisons, gain_plot, read_counts
 from rlfe.errors import RequestError, RlfeError
 from rlfe.hub import card, metadata
 from rlfe.hub.cache import Cache
@@ -34,6 +35,7 @@ PLOT = "plots/pass_at_k.png"
 GAIN_PLOT = "plots/gain_forgetting.png"
 CAPTIONS = {PLOT: "pass@k over steps", GAIN_PLOT: "gain against forgetting"}
 TABLE = "evals/scores"
+HOLDOUT = "holdout.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,8 +160,8 @@ def publication(
     material = Material(
         repo_id=repo_id, cells=cells, results=results, license=chosen,
         base_model=stated.base_model, plots=plots, other_cells=other_cells,
-        comparisons=comparisons(counts, cells), holdout=holdout(cells),
-        commits=journal_commits(runs, repo_id),
+        comparisons=comparisons(counts, cells), commits=journal_commits(runs, repo_id),
+        holdout=holdout(cells, runs[0].folder / ".rlfe" / HOLDOUT),
     )  # fmt: skip
     return Publication(material=material, files=files)
 

@@ -119,10 +119,10 @@ class Push:
         self._need_checkpoints(runs)
         look = self._look(runs)
         plan = self._plan(runs, caches, look)
-        pub = self._publication(runs, look)
-        if request.yes and request.with_card:
+        pub = self._publication(runs, look) if request.with_card else None
+        if request.yes and pub is not None:
             check_license(pub.material)
-        plan = replace(plan, card=pub.card_text(look.card) if request.with_card else "")
+        plan = replace(plan, card=pub.card_text(look.card) if pub else "")
         _refuse_secrets(plan.card)
         self._warn(plan, pub, look)
         if not request.yes:
@@ -190,12 +190,12 @@ class Push:
             base_card=hub_base_card if may_ask else no_base_card,
         )  # fmt: skip
 
-    def _warn(self, plan: Plan, pub: Publication, look: Look) -> None:
+    def _warn(self, plan: Plan, pub: Publication | None, look: Look) -> None:
         for text in plan.warnings:
             output.warn(text)
         for name, why in plan.left_home.items():
             output.warn(f"{name} stays home: {why}")
-        if not self.request.with_card:
+        if pub is None:
             return
         place = self.request.place
         if not metadata.is_ours(look.card):
@@ -239,7 +239,7 @@ class Push:
     # -- sending ------------------------------------------------------------------------------
 
     def _send(
-        self, plan: Plan, pub: Publication, caches: Mapping[str, Cache]
+        self, plan: Plan, pub: Publication | None, caches: Mapping[str, Cache]
     ) -> tuple[list[Sent], list[str]]:
         try:
             if self.client is None:
@@ -252,14 +252,14 @@ class Push:
             raise
 
     def _documents(
-        self, plan: Plan, pub: Publication, caches: Mapping[str, Cache]
+        self, plan: Plan, pub: Publication | None, caches: Mapping[str, Cache]
     ) -> Documents | None:
-        if not self.request.with_card:
+        if pub is None:
             return None
         make: Callable[[str | None], str] = pub.with_commits(plan.runs).card_text
         return Documents(files=pub.files, card=make, entries=manifest_entries(plan, caches))
 
-    def _write(self, plan: Plan, pub: Publication, caches: Mapping[str, Cache]) -> None:
+    def _write(self, plan: Plan, pub: Publication | None, caches: Mapping[str, Cache]) -> None:
         assert self.request.to_folder is not None
         target = self.request.to_folder.expanduser()
         target.mkdir(parents=True, exist_ok=True)
@@ -267,7 +267,7 @@ class Push:
         write_tree(plan, target, self._documents(plan, pub, caches), self.report.landed)
 
     def _upload(
-        self, client: Client, plan: Plan, pub: Publication, caches: Mapping[str, Cache]
+        self, client: Client, plan: Plan, pub: Publication | None, caches: Mapping[str, Cache]
     ) -> tuple[list[Sent], list[str]]:
         request = self.request
         client.ensure_repo(private=request.private)
