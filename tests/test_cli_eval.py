@@ -278,3 +278,18 @@ def test_help_lists_sections_and_examples() -> None:
     assert result.exit_code == 0
     for heading in ("What to score:", "Sampling:", "How:", "Output:", "Examples:"):
         assert heading in result.stdout
+
+
+def test_an_own_task_of_a_run_is_scored_for_its_base_model_too(place: Path) -> None:
+    module = place / "parity.py"
+    module.write_text(
+        "def problems(split):\n    return [{'prompt': f'{i} ?'} for i in range(5)]\n\n\n"
+        "def prompt(problem, style):\n    return problem.prompt\n\n\n"
+        "def judge(problem, text):\n    return len(text) % 2 == 0\n"
+    )
+    shutil.rmtree(place / "runs")
+    make_run(place, (2,), [f"task.module={module}", "task.name=parity", "eval.parity.n=4"])
+    result = rlfe(*GLOB, "--base", "--task", "parity")
+    assert result.exit_code == 0, result.stderr
+    tasks = [line.split()[2:5] for line in result.stdout.splitlines()[1:]]
+    assert tasks == [["parity", "5", "4"]] * 2

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlfe.errors import NotFoundError, RequestError
-from rlfe.eval.leaks import likeness, overlap
+from rlfe.eval.leaks import ALIKE, Texts, likeness, overlap, words
 from rlfe.eval.report.analysis import ONE_SEED
 from rlfe.eval.report.gather import read_groups, read_runs
 from rlfe.eval.report.page import page
@@ -192,6 +194,15 @@ def test_the_packaged_problems_are_disjoint_by_id() -> None:
     found = overlap(get("mbpp").problems("train"), get("mbpp_plus").problems("test"), True)
     assert (found.training, found.evaluation, found.shared_ids) == (320, 378, ())
     assert ("mbpp/820", "mbpp_plus/455") in {(t.training, t.evaluation) for t in found.twins}
+
+
+@given(st.lists(st.frozensets(st.sampled_from("abcdefghijkl"), max_size=8), min_size=1, max_size=9))
+def test_the_nearest_text_is_found_without_comparing_with_all(sets: list[frozenset[str]]) -> None:
+    mine, *others = sets
+    problems = [problem(f"p/{i}", " ".join(sorted(found))) for i, found in enumerate(others)]
+    exact = [(likeness(words(problem("x", " ".join(mine))), words(p)), p.id) for p in problems]
+    best = max((pair for pair in exact if pair[0] >= ALIKE), default=(0.0, ""))
+    assert Texts(problems).nearest(words(problem("x", " ".join(mine)))) == best
 
 
 PROBE = """

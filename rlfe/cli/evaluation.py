@@ -141,10 +141,19 @@ def _task(made: dict[tuple[str, str | None], Task], name: str, subject: plan.Sub
     """One task object for all checkpoints: its data is read once."""
     from rlfe.tasks import get
 
-    own = subject.recipe.task
+    recipe, own = subject.recipe, subject.recipe.task
     module = own.module if own.name == name else None
     if (name, module) not in made:
-        made[name, module] = get(name, module)
+        # Statuses of gsm8k follow the lenient rule; its verdicts keep both. Only deepcoder has no
+        # problems of its own: a benchmark is the packaged one, whatever a run trained on.
+        is_deepcoder = name == "deepcoder"
+        made[name, module] = get(
+            name,
+            module,
+            mode="flexible" if name == "gsm8k" else None,
+            data=recipe.data if is_deepcoder else None,
+            thinking=recipe.prompt.thinking if is_deepcoder else None,
+        )
     return made[name, module]
 
 

@@ -7,7 +7,9 @@ on the sets of words of the task's text without numbers and the most usual words
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -70,6 +72,32 @@ def likeness(a: frozenset[str], b: frozenset[str]) -> float:
     return len(a & b) / together if together else 0.0
 
 
+class Texts:
+    """Texts that can be asked for the one most like another, without comparing with all.
+
+    Two sets of words with likeness >= ALIKE share one of the rarest |set| - ceil(ALIKE |set|) + 1
+    words of either, so only texts that share such a word are compared.
+    """
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self._words = {problem.id: words(problem) for problem in problems}
+        self._counts = Counter(word for found in self._words.values() for word in found)
+        self._index: dict[str, list[str]] = {}
+        for name, found in self._words.items():
+            for word in self._rarest(found):
+                self._index.setdefault(word, []).append(name)
+
+    def _rarest(self, found: frozenset[str]) -> list[str]:
+        ordered = sorted(found, key=lambda word: (self._counts[word], word))
+        return ordered[: len(found) - math.ceil(ALIKE * len(found)) + 1]
+
+    def nearest(self, mine: frozenset[str]) -> tuple[float, str]:
+        """(likeness, id) of the most alike text of at least ALIKE, else (0.0, "")."""
+        names = {name for word in self._rarest(mine) for name in self._index.get(word, ())}
+        best = max(((likeness(mine, self._words[name]), name) for name in names), default=(0.0, ""))
+        return best if best[0] >= ALIKE else (0.0, "")
+
+
 def overlap(
     training: Sequence[Problem], evaluation: Sequence[Problem], same_source: bool
 ) -> Overlap:
@@ -78,13 +106,13 @@ def overlap(
     if same_source:
         shared = {number_of(p.id) for p in training} & {number_of(p.id) for p in evaluation}
     names = {p.entry_point: p for p in evaluation if p.entry_point}
-    others = [(p, words(p)) for p in evaluation]
+    texts = Texts(evaluation)
     twins = []
     for problem in training:
         mine = words(problem)
-        best = max(((likeness(mine, theirs), p.id) for p, theirs in others), default=(0.0, ""))
-        if best[0] >= ALIKE:
-            twins.append(Twin(problem.id, best[1], round(best[0], 2), "text"))
+        value, name = texts.nearest(mine)
+        if name:
+            twins.append(Twin(problem.id, name, round(value, 2), "text"))
         elif problem.entry_point in names:
             other = names[problem.entry_point]
             value = likeness(mine, words(other))

@@ -197,8 +197,8 @@ def plan_jobs(
                 if subject.has_run
                 else base_settings(subject, runs, name, asked)
             )
-            kin = runs[0].recipe if runs and not subject.has_run else subject.recipe
-            task = task_of(name, subject)
+            asker = runs[0] if runs and not subject.has_run else subject
+            kin, task = asker.recipe, task_of(name, asker)
             jobs.append(
                 make_job(subject.target, task, settings, kin, engine_facts(kin), asked.shard)
             )
