@@ -6,6 +6,7 @@ pipes and processes (`worker.py`), equality (the part's `check`).
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from rlfe.sandbox.encoding import Malformed
@@ -145,6 +146,8 @@ class Tally:
             return Status.TIMEOUT, f"{where}: {cause} limit"
         if self.wrong is not None:
             return self.wrong
+        if code == -signal.SIGXCPU:  # where the server cannot read a child's CPU clock (macOS)
+            return Status.TIMEOUT, f"{where}: cpu limit"
         if cause == "output":
             return Status.CRASHED, f"{where}: too much output"
         how = f"signal {-code}" if code < 0 else f"exit status {code}"

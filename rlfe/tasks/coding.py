@@ -19,7 +19,7 @@ from rlfe.sandbox import verdicts
 from rlfe.sandbox.parts import Case, Outcome, Part
 from rlfe.sandbox.pool import Judge
 from rlfe.tasks.base import Reply
-from rlfe.tasks.extract import extract
+from rlfe.tasks.extract import Extraction, extract
 from rlfe.types import Finish, Problem, Prompt, Status, Verdict
 
 FENCE_STOPS = ("\n```\n",)
@@ -70,28 +70,37 @@ class CodingTask(ABC):
 
     def answer(self, reply: Reply) -> str:
         """The program in the reply; "" if there is none."""
+        return self.extraction(reply).program
+
+    def extraction(self, reply: Reply) -> Extraction:
+        """The program in the reply, and how it was found."""
         return extract(
             reply.text,
             entry_point=reply.problem.entry_point,
             continues_code=reply.prompt.continues_code,
             prefix=self.prefix(reply),
             stop=reply.prompt.stop,
-        ).program
+        )
 
     def judge(self, replies: Sequence[Reply], judge: Judge | None) -> Iterator[tuple[str, Verdict]]:
         """Start judging at once; yield (key, verdict) as the programs end, in any order."""
         if judge is None:
             raise RlfeError(f"task {self.name} runs programs and needs a judge")
         ready: list[tuple[str, Verdict]] = []
-        found: list[tuple[Reply, str]] = []
+        found: list[tuple[Reply, Extraction]] = []
         for reply in replies:
-            program = self.answer(reply)
-            if program:
-                found.append((reply, program))
+            taken = self.extraction(reply)
+            if taken.program:
+                found.append((reply, taken))
             else:
                 ready.append((reply.key, _missing(reply)))
         by_key = {reply.key: reply for reply, _ in found}
-        judged = self.judge_programs([(r.key, r.problem, program) for r, program in found], judge)
+        programs = [(reply.key, reply.problem, taken.program) for reply, taken in found]
+        told = {reply.key: {"fence": t.had_fence, "cut": t.was_cut} for reply, t in found}
+        judged = (
+            (key, replace(verdict, facts={**verdict.facts, **told[key]}))
+            for key, verdict in self.judge_programs(programs, judge)
+        )
         cut = ((key, cut_short(verdict, by_key[key])) for key, verdict in judged)
         return itertools.chain(ready, cut)
 

@@ -26,7 +26,7 @@ from rlfe.schema import Data
 from rlfe.tasks import sources
 from rlfe.tasks.base import Reply
 from rlfe.tasks.coding import CodingTask, check_style
-from rlfe.tasks.extract import extract
+from rlfe.tasks.extract import Extraction, extract
 from rlfe.types import Message, Problem, Prompt
 
 SAMPLE = "deepcoder_format_sample.jsonl"
@@ -177,18 +177,18 @@ class DeepCoder(CodingTask):
         ]
         return sources.digest(rows)
 
-    def answer(self, reply: Reply) -> str:
+    def extraction(self, reply: Reply) -> Extraction:
         text = reply.text
         if reply.prompt.text.endswith("<think>") and "</think>" not in text:
-            return ""  # never got to its answer
+            return Extraction(program="")  # never got to its answer
         text = text.rpartition("</think>")[2]
         tagged = _ANSWER.findall(text)
         text = tagged[-1] if tagged else text
         for entry in _entries(reply.problem):
-            program = extract(text, entry_point=entry).program
-            if program:
-                return program
-        return ""
+            found = extract(text, entry_point=entry)
+            if found.program:
+                return found
+        return Extraction(program="")
 
     def parts(self, problem: Problem, judge: Judge) -> tuple[Part, ...]:
         tests: tuple[Test, ...] = problem.extra["tests"]

@@ -20,6 +20,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT = 1, 2, 4, 32
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+PR_SET_CHILD_SUBREAPER = 36
 _NUMBERS = {
     "x86_64": {"clone": 56, "capset": 126, "pivot_root": 155},
     "aarch64": {"clone": 220, "capset": 91, "pivot_root": 41},

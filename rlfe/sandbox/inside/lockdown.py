@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlfe.sandbox.inside import kernel, landlock, namespaces, places, seccomp
@@ -27,7 +27,7 @@ class Jail:
 
     def __init__(self, tier: str, scratch: str) -> None:
         self.tier, self.scratch = tier, scratch
-        self.has_seccomp = kernel.SUPPORTED and tier != "limits"
+        self.has_seccomp = _trial(_filter_this_process)
         self.rules = -1  # Landlock
         self.own_pids = self.fresh = self.as_nobody = False
         self.by = "python"
@@ -72,15 +72,12 @@ class Jail:
         os.umask(0o022)
         self._limit(job)
         if self.as_nobody and os.geteuid() == 0:
-            os.setgroups([])
-            os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
-            os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+            _become_nobody()
         if not kernel.SUPPORTED:
             return
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        if self.tier != "limits":
-            kernel.drop_capabilities()
+        kernel.drop_capabilities()
         if self.rules >= 0:
             landlock.restrict(self.rules)
             os.close(self.rules)
@@ -127,6 +124,8 @@ class Jail:
         """An empty scratch folder for the next program."""
         if os.stat(self.scratch).st_mode & 0o777 != 0o777:
             os.chmod(self.scratch, 0o777)
+        if not self.has_seccomp:
+            kill_orphans()
         if not os.listdir(self.scratch):
             return
         if self.fresh:
@@ -196,6 +195,8 @@ def enter(options: Mapping[str, Any]) -> Jail:
     if jail is None:
         raise OSError(f"the tier {wanted} is not possible here")
     jail.tasks = tasks + THREADS
+    if kernel.SUPPORTED and not jail.has_seccomp:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program left comes to us
     if jail.own_pids:
         jail.filter = seccomp.program(1)
     return jail
@@ -222,14 +223,14 @@ def _tasks_of_user() -> int:
 
 
 def _namespaces(options: Mapping[str, Any]) -> Jail | None:
-    """In a trial child first: a half-made root cannot be left again."""
+    """The new root is tried in a child first: a half-made one cannot be left again."""
     if not kernel.SUPPORTED:
         return None
     if options.get("bubblewrap"):
         return _bubblewrapped()
     root = f"{options['scratch']}/root"
     os.makedirs(root, exist_ok=True)
-    if not _works(root, options["packages"]):
+    if not _trial(lambda: namespaces.enter(root, options["packages"])):
         return None
     got = namespaces.enter(root, options["packages"])
     jail = Jail("namespaces", namespaces.SCRATCH)
@@ -238,15 +239,42 @@ def _namespaces(options: Mapping[str, Any]) -> Jail | None:
     return jail
 
 
-def _works(root: str, packages: Mapping[str, str]) -> bool:
+def _trial(attempt: Callable[[], object]) -> bool:
+    """Whether something that cannot be undone works: tried in a child."""
     pid = os.fork()
     if pid == 0:
         try:
-            namespaces.enter(root, packages)
+            attempt()
         except BaseException:
             os._exit(1)
         os._exit(0)
     return os.waitpid(pid, 0)[1] == 0
+
+
+def _filter_this_process() -> None:
+    if not kernel.SUPPORTED:
+        raise OSError("no filter for this machine")
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    seccomp.install(seccomp.program(os.getpid()))
+
+
+def kill_orphans() -> None:
+    """End processes that a program left behind, where nothing kept it from starting any."""
+    path = f"/proc/self/task/{os.getpid()}/children"
+    for _ in range(1000):
+        try:
+            with open(path) as file:
+                pids = [int(word) for word in file.read().split()]
+        except OSError:
+            return
+        if not pids:
+            return
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                continue
 
 
 def _bubblewrapped() -> Jail:
@@ -257,7 +285,7 @@ def _bubblewrapped() -> Jail:
 
 
 def _filters(options: Mapping[str, Any]) -> Jail | None:
-    if not kernel.SUPPORTED or landlock.version() < 1:
+    if not kernel.SUPPORTED or landlock.version() < 1 or not _trial(_filter_this_process):
         return None
     scratch, site = _folders(options)
     listed = [*places.library_folders(), places.STDLIB, site]
@@ -294,19 +322,19 @@ def _folders(options: Mapping[str, Any]) -> tuple[str, str]:
 
 def _nobody_can_read(packages: list[str]) -> bool:
     """Whether uid 65534 reaches the libraries; else root stays, without any capability."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
-            os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
-            for path in (f"{places.STDLIB}/os.py", *(f"{path}/__init__.py" for path in packages)):
-                if os.path.basename(os.path.dirname(path)) != "numpy.libs":
-                    os.close(os.open(path, os.O_RDONLY))
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return os.waitpid(pid, 0)[1] == 0
+
+    def read() -> None:
+        _become_nobody()
+        for path in (f"{places.STDLIB}/os.py", *packages):
+            os.listdir(path) if os.path.isdir(path) else os.close(os.open(path, os.O_RDONLY))
+
+    return _trial(read)
+
+
+def _become_nobody() -> None:
+    os.setgroups([])
+    os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+    os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
 
 
 _SETUPS = {"namespaces": _namespaces, "filters": _filters, "limits": _limits}

@@ -96,7 +96,13 @@ def program(pid: int) -> bytes:
         code += _when(call[place], _own_process_only(0, (pid,)))
     for call in (_PRLIMIT, _AFFINITY):
         code += _when(call[place], _own_process_only(0, (0, pid)))
-    code += _when(_PRIORITY[place], _own_process_only(1, (0, pid)))
+    one_process = [
+        _instruction(_LOAD, _ARGUMENT[0]),  # PRIO_PROCESS is 0; not a group's or a user's
+        _instruction(_JEQ, 0, 1, 0),
+        *refuse,
+        *_own_process_only(1, (0, pid)),
+    ]
+    code += _when(_PRIORITY[place], one_process)
     parent_death = [
         _instruction(_LOAD, _ARGUMENT[0]),
         _instruction(_JEQ, kernel.PR_SET_PDEATHSIG, 0, 1),
