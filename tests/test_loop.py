@@ -322,6 +322,9 @@ def test_prompts_that_do_not_fit_are_refused_or_left_out(tiny_model: Path, tmp_p
     changes = {"model.max_len": 22, "data.fail_on_prompt_too_long": False}
     a_run(tiny_model, tmp_path / "other", changes)
     assert lines(tmp_path / "other")[0]["data/prompts_too_long"] == 1
+    record = json.loads((tmp_path / "other" / "provenance.json").read_text())["training"]
+    assert record["prompts_too_long"] == ["letters/4"]
+    assert (record["sampler"], record["exact"]) == ("transformers", True)
 
 
 def test_a_run_without_prompt_style_is_refused_naming_both(

@@ -56,6 +56,7 @@ def steps(job: Job) -> Ending:
     now = state.resumed(job) if job.resume else state.fresh(job)
     if now.step >= total:
         return Ending(status="nothing_left", step=now.step)
+    saving.record_start(job)
     job.log(f"training from step {now.step + 1} to {total}")
     trackers = open_trackers(job, now.step)
     held_out = validation.validation_list(job.recipe, job.task, job.sampler.tokenizer, job.data)

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -66,13 +67,33 @@ def drop_expired(job: Job, done: int) -> None:
         job.log(f"deleted {folder.name} (save.keep = {job.recipe.save.keep})")
 
 
+def record_start(job: Job) -> None:
+    """Write into provenance.json what runs, as the code that runs says it."""
+    facts = {
+        "sampler": job.sampler.name,
+        "learner": job.learner.name,
+        "exact": job.sampler.exact and job.learner.exact,
+        "sampling_seeds": "one per request: run seed, step, slot",
+        "prompt_formats": sorted({prompt.format for prompt in job.data.prompts}),
+        "stop_token_ids": job.sampler.tokenizer.stop_token_ids,
+        "problems": len(job.data.problems),
+        "prompts_too_long": job.data.left_out,
+        "task_version": job.task.version,
+    }
+    _add_to_provenance(job, {"training": facts})
+
+
 def record_end(job: Job, reason: str | None) -> None:
     """Write into provenance.json why the run ended early, or that it did not."""
-    facts = json.loads(job.run.provenance.read_bytes()) if job.run.provenance.exists() else {}
-    if facts.get("ended") != reason:
-        facts["ended"] = reason
-        text = json.dumps(plain(facts), indent=2, sort_keys=True)
-        write_text(job.run.provenance, text + "\n")
+    _add_to_provenance(job, {"ended": reason})
+
+
+def _add_to_provenance(job: Job, facts: Mapping[str, Any]) -> None:
+    path = job.run.provenance
+    before = json.loads(path.read_bytes()) if path.exists() else {}
+    after = {**before, **plain(facts)}
+    if after != before:
+        write_text(path, json.dumps(after, indent=2, sort_keys=True) + "\n")
 
 
 def _sample(chosen: Selection) -> Batch:
