@@ -1,5 +1,6 @@
 """pass@k: exact values, exact refusals."""
 
+import time
 from fractions import Fraction
 from math import comb
 
@@ -82,3 +83,13 @@ def test_shown_ks_stop_at_n() -> None:
     assert shown_ks(160, (128, 8)) == (8, 128)
     with pytest.raises(RequestError, match="k=64"):
         shown_ks(16, (1, 64))
+
+
+def test_all_k_of_a_checkpoint_take_milliseconds() -> None:
+    counts_P = np.random.default_rng(0).integers(0, 161, 378)
+    spent = []
+    for _ in range(5):
+        start = time.process_time()
+        assert pass_at_all_k(160, counts_P).shape == (378, 160)
+        spent.append(time.process_time() - start)
+    assert min(spent) < 0.05
