@@ -145,7 +145,9 @@ class Generation:
         numbers = [
             0.5 if row.finish is not None else row.uniform[len(row.tokens)] for row in self._rows
         ]
-        uniform_R = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        if self._device.type == "mps":  # knows no float64
+            logits_RV = logits_RV.cpu()
+        uniform_R = torch.tensor(numbers, dtype=torch.float64, device=logits_RV.device)
         token_R, logp_R = draw(logits_RV, uniform_R, self._sampling)
         finished: list[Row] = []
         for row, token, logp in zip(self._rows, token_R.tolist(), logp_R.tolist(), strict=True):
@@ -156,7 +158,7 @@ class Generation:
             self._end(row, token)
             if row.finish is not None:
                 finished.append(row)
-        return token_R, finished
+        return token_R.to(self._device), finished
 
     def _end(self, row: Row, token: int) -> None:
         """Set how a row ended, if it did, and its text."""

@@ -18,7 +18,8 @@ import torch
 from rlfe.engines.packing import Packed, prompt_keys, sequences
 from rlfe.types import Batch
 
-TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384, "mps": 8192}  # tokens of a micro-batch
+TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}  # tokens of a micro-batch
+OTHER_BUDGET = 8192  # on any other device
 ENTROPY_CHUNK = 256  # rows of logits at a time where the entropy needs no gradient
 
 
@@ -143,26 +144,30 @@ def micro_batches(
     `size` None: as many rows as the device's token budget takes, at least one. Alike: of one
     length, or with `share` of one prompt, which then counts once.
     """
-    length_B = _lengths(batch.mask_BL)
+    length_B, budget = _lengths(batch.mask_BL), TOKEN_BUDGET.get(device, OTHER_BUDGET)
     keys = prompt_keys(batch) if share else [b""] * len(length_B)
-    start_B = np.argmax(batch.mask_BL, axis=1) if share else np.zeros_like(length_B)
     for graded in (True, False):
-        rows = np.flatnonzero(graded_B == graded).tolist()
         part: list[int] = []
-        cost = longest = 0
+        rows = np.flatnonzero(graded_B == graded).tolist()
         for row in sorted(rows, key=lambda row: (keys[row], length_B[row])):
-            longest = max(longest, int(length_B[row]), 1)
-            known = share and part and keys[part[-1]] == keys[row]
-            added = int(length_B[row] - start_B[row]) if known else int(length_B[row])
-            total = cost + added if share else (len(part) + 1) * longest
-            if part and (len(part) == size or (size is None and total > TOKEN_BUDGET[device])):
+            longer = [*part, row]
+            tokens = _shared_tokens(batch, longer, keys) if share else _padded(length_B[longer])
+            if part and (len(part) == size or (size is None and tokens > budget)):
                 yield np.array(part)
-                part, cost, longest = [], 0, max(int(length_B[row]), 1)
-                added = int(length_B[row])
-            part.append(row)
-            cost += added
+                longer = [row]
+            part = longer
         if part:
             yield np.array(part)
+
+
+def _padded(length_R: np.ndarray) -> int:
+    return int(length_R.size * length_R.max())
+
+
+def _shared_tokens(batch: Batch, rows: list[int], keys: list[bytes]) -> int:
+    """Masked tokens of the rows and the tokens of their different prompts."""
+    prompts = {keys[row]: int(np.argmax(batch.mask_BL[row])) for row in rows}
+    return int(batch.mask_BL[rows].sum()) + sum(prompts.values())
 
 
 def rows_of(batch: Batch, rows: np.ndarray) -> Batch:
