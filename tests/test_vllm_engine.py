@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -445,3 +448,39 @@ def test_a_process_of_its_own_keeps_our_stdout_and_torch_as_they_are(
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.get_num_threads() == threads
     assert capfd.readouterr().out == ""
+
+
+HOLDER = """
+import sys, time
+from rlfe.engines.vllm import VllmSampler
+
+if __name__ == "__main__":
+    sampler = VllmSampler(sys.argv[1], device="cpu", max_len=256)
+    sampler.load(sampler._folder)
+    print("ready", flush=True)
+    time.sleep(300)
+"""
+
+
+@quiet
+@with_vllm
+def test_the_engine_ends_with_a_run_that_is_killed(checkpoints: list[Path], tmp_path: Path) -> None:
+    script = tmp_path / "holder.py"
+    script.write_text(HOLDER)
+    command = [sys.executable, str(script), str(checkpoints[0])]
+    path = str(Path(__file__).parents[1])
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": path},
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"ready\n"
+        import psutil  # comes with vllm
+
+        family = psutil.Process(holder.pid).children(recursive=True)
+        holder.kill()
+        assert len(family) >= 1
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert alive == []

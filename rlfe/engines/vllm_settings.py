@@ -21,6 +21,7 @@ from typing import Any, Literal
 from rlfe.engines.source import read_json
 from rlfe.errors import RequestError
 
+OWNER = "RLFE_ENGINE_OWNER"  # process that an engine's process ends with
 SEQUENCES = 512  # decoded at a time on a GPU: vLLM's defaults differ by GPU, and so would samples
 CPU_CACHE_BYTES = 1 << 30  # vLLM would reserve its share of the whole memory
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes for max_lora_rank
@@ -150,6 +151,7 @@ def starting(settings: Settings) -> Iterator[None]:
         "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
+        OWNER: str(os.getpid()),
         "PYTHONWARNINGS": "ignore",  # of the engine's process; ours are caught below
     }
     if not settings.same_process and ":" in settings.device:

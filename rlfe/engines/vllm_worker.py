@@ -3,11 +3,16 @@
 vLLM mixes `Weights` into its worker class (`worker_extension_cls`), in this process or in the
 engine's own, and `collective_rpc` calls the methods by name. The weights go through vLLM's own
 `reload_weights`, which repeats what it did to them after the first load (packing, permuting).
+Importing this module in an engine's process makes that process end with the one that started it.
 Not here: when weights change (`vllm.py`), how they travel (`handover.py`).
 """
 
 from __future__ import annotations
 
+import os
+import select
+import signal
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,6 +23,7 @@ import torch
 
 from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.handover import arrived
+from rlfe.engines.vllm_settings import OWNER
 
 
 class Weights:
@@ -177,3 +183,28 @@ def _pack_again(model: torch.nn.Module) -> None:
         shared = getattr(module, "weight", None)
         if hasattr(module, "cpu_linear") and shared is not None and shared.numel():
             module.quant_method.process_weights_after_loading(module)
+
+
+def follow(owner: int) -> None:
+    """End this process as soon as process `owner` has ended, however it did.
+
+    vLLM's engine would otherwise outlive a killed run, and keep the GPU's memory from the next.
+    """
+    try:
+        ended = os.pidfd_open(owner)
+    except ProcessLookupError:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return
+    except OSError:
+        return  # an old kernel or a strict sandbox: what vLLM does itself has to do
+
+    def watch() -> None:
+        select.select([ended], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="rlfe-follow").start()
+
+
+# At import, because nothing of ours runs in that process before the model is loaded.
+if int(os.environ.get(OWNER, os.getpid())) != os.getpid():
+    follow(int(os.environ[OWNER]))
