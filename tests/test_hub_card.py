@@ -294,3 +294,19 @@ def test_a_run_without_a_config_still_has_a_card_that_says_so(tmp_path):
 def test_no_claim_stands_beside_what_could_have_been_seen(series):
     text = made(series[1]).card_text()
     assert re.search(r"> Forgetting: no claim, .* \(differences below 0.0 points", text)
+
+
+def test_the_packaged_holdout_proof_is_what_the_data_gives():
+    from rlfe.cli.card_holdout import computed_proof, mbpp_lines, mbpp_proof
+
+    proof = mbpp_proof()
+    assert proof == computed_proof()
+    plus, test, digests = mbpp_lines(proof, None)
+    assert plus.startswith(
+        "320 training problems against the 378 of MBPP+: 0 ids in common, 0 with"
+    )
+    assert test.startswith(
+        "320 training problems against the 276 of MBPP test outside MBPP+: 0 ids"
+    )
+    assert "mbpp_train320_ids.json" in digests
+    assert mbpp_lines(proof, 2)[0].startswith("2 training problems against the 378 of MBPP+: 0 ids")

@@ -1,63 +1,36 @@
 """The hold-out proof of a card: training problems against evaluation problems, by id and by text.
 
-Words come from `rlfe.eval.leaks`, problems from `rlfe.tasks`. Remembered beside the run's hashes.
+For MBPP the comparison of all texts takes seconds and follows from the packaged data alone, so its
+result is packaged too (`rlfe/data/mbpp_holdout.json`), under the digests of what it was made from;
+a test makes it again. When the data or the rule change, it is computed anew here, and
+`python -c "from rlfe.cli.card_holdout import write; write()"` packages it again. Likeness of texts
+is `rlfe.eval.leaks`'s.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlfe import __version__, records, rundir
-from rlfe.eval.leaks import ALIKE
+from rlfe import rundir
+from rlfe.errors import RlfeError
 from rlfe.hub.series import Cell
 from rlfe.tasks import packaged
 
-FILES = (
-    "mbpp.jsonl.gz", "MbppPlus-v0.2.0.jsonl.gz", "mbpp_train320_ids.json", "gsm8k_train.jsonl.gz",
-    "gsm8k_test.jsonl.gz",
-)  # fmt: skip
+PROOF = "mbpp_holdout.json"
+MBPP_FILES = ("mbpp.jsonl.gz", "MbppPlus-v0.2.0.jsonl.gz", "mbpp_train320_ids.json")
+AGAINST = {"mbpp_plus": "MBPP+", "mbpp_test": "MBPP test outside MBPP+"}
 
 
-def holdout(cells: Sequence[Cell], memory: Path) -> list[str]:
-    """Lines that prove (or qualify) that training and evaluation problems are disjoint.
-
-    `memory` is a file that remembers them: they follow from the packaged data alone, and comparing
-    all texts takes seconds.
-    """
-    key = _key(cells)
-    known = _remembered(memory)
-    if known.get("key") == key:
-        return list(known["lines"])
-    lines = _lines(cells)
-    text = json.dumps({"key": key, "lines": lines}, indent=1)
-    rundir.write_text(memory, text + "\n")
-    return lines
-
-
-def _key(cells: Sequence[Cell]) -> str:
-    """Everything that the lines depend on."""
-    data = [packaged.sha256(name) for name in FILES]
-    return records.canonical_json([__version__, ALIKE, data, sorted(map(repr, _kinds(cells)))])
-
-
-def _remembered(memory: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(memory.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _lines(cells: Sequence[Cell]) -> list[str]:
-    lines = []
+def holdout(cells: Sequence[Cell]) -> list[str]:
+    """Lines that prove (or qualify) that training and evaluation problems are disjoint."""
+    lines: list[str] = []
     for cell in _kinds(cells).values():
         if cell.recipe is None or cell.recipe.data.source or cell.recipe.task.module:
             lines.append(f"`{cell.name}`: trained on own data; not compared with any test set.")
         elif cell.parts.task == "mbpp":
-            lines += _mbpp_lines(cell.recipe.data.size)
+            lines += mbpp_lines(mbpp_proof(), cell.recipe.data.size)
         elif cell.parts.task == "gsm8k":
             lines += _gsm8k_lines()
     return lines
@@ -75,44 +48,77 @@ def _kinds(cells: Sequence[Cell]) -> dict[tuple[Any, ...], Cell]:
     return found
 
 
-def _mbpp_lines(size: int | None) -> list[str]:
-    from rlfe.eval.leaks import overlap
-    from rlfe.tasks import mbpp
+def mbpp_proof() -> Mapping[str, Any]:
+    """The comparison of the 320 with both evaluation sets, packaged or else computed now."""
+    try:
+        found: dict[str, Any] = packaged.document(PROOF)
+    except (RlfeError, ValueError):
+        return computed_proof()
+    return found if found.get("data") == _digests() else computed_proof()
 
-    training = mbpp.training_problems()[:size]
-    lines = []
-    for name, split in (("mbpp_plus", "MBPP+"), ("mbpp_test", "MBPP test outside MBPP+")):
-        problems = _problems(name)
+
+def _digests() -> dict[str, str]:
+    return {name: packaged.sha256(name) for name in MBPP_FILES}
+
+
+def computed_proof() -> dict[str, Any]:
+    """The same from the problems themselves; takes seconds."""
+    from rlfe.eval.leaks import ALIKE, overlap
+    from rlfe.tasks import get, mbpp
+
+    training = mbpp.training_problems()
+    against = {}
+    for name in AGAINST:
+        problems = get(name).problems("test")
         found = overlap(training, problems, same_source=True)
-        near = [twin for twin in found.twins if twin.why == "text"]
-        texts = {" ".join(problem.prompt.split()) for problem in problems}
-        exact = sum(" ".join(problem.prompt.split()) in texts for problem in training)
-        examples = ", ".join(f"{twin.training} ~ {twin.evaluation}" for twin in near[:3])
+        texts = {_plain(problem.prompt) for problem in problems}
+        against[name] = {
+            "problems": found.evaluation,
+            "shared_ids": list(found.shared_ids),
+            "same_text": [p.id for p in training if _plain(p.prompt) in texts],
+            "near": [[t.training, t.evaluation] for t in found.twins if t.why == "text"],
+        }
+    ids = [problem.id for problem in training]
+    return {"data": _digests(), "alike": ALIKE, "training": ids, "against": against}
+
+
+def write() -> None:
+    """Package the proof again."""
+    text = json.dumps(computed_proof(), indent=1)
+    rundir.write_text(packaged.FOLDER / PROOF, text + "\n")
+
+
+def mbpp_lines(proof: Mapping[str, Any], size: int | None) -> list[str]:
+    """The proof in words, for the first `size` training problems (None: all)."""
+    trained = proof["training"][:size]
+    lines = []
+    for name, shown in AGAINST.items():
+        facts = proof["against"][name]
+        shared = [item for item in facts["shared_ids"] if f"mbpp/{item}" in trained]
+        same = [item for item in facts["same_text"] if item in trained]
+        near = [pair for pair in facts["near"] if pair[0] in trained]
+        examples = ", ".join(f"{mine} ~ {theirs}" for mine, theirs in near[:3])
         told = f" ({examples}{', ...' if len(near) > 3 else ''})" if near else ""
         lines.append(
-            f"{found.training} training problems against the {found.evaluation} of {split}: "
-            f"{len(found.shared_ids)} ids in common, {exact} with the same text, "
-            f"{len({twin.training for twin in near})} near-duplicates by wording "
-            f"(at least {ALIKE:g} of the telling words shared){told}."
+            f"{len(trained)} training problems against the {facts['problems']} of {shown}: "
+            f"{len(shared)} ids in common, {len(same)} with the same text, "
+            f"{len(near)} worded alike (at least {proof['alike']:g} of the telling words "
+            f"shared){told}."
         )
-    hashes = ", ".join(f"`{name}` {packaged.sha256(name)[:12]}" for name in FILES[:3])
+    hashes = ", ".join(f"`{name}` {digest[:12]}" for name, digest in proof["data"].items())
     return [*lines, f"Data files (sha256): {hashes}."]
 
 
 def _gsm8k_lines() -> list[str]:
     """Exact texts only: near-duplicates of 7,473 x 1,319 texts take longer than a push should."""
-    from rlfe.tasks import get
-
-    texts = {" ".join(p.prompt.split()) for p in get("gsm8k").problems("train")}
-    test = get("gsm8k").problems("test")
-    exact = sum(" ".join(problem.prompt.split()) in texts for problem in test)
+    texts = {_plain(row["question"]) for row in packaged.rows("gsm8k_train.jsonl.gz")}
+    test = packaged.rows("gsm8k_test.jsonl.gz")
+    exact = sum(_plain(row["question"]) in texts for row in test)
     return [
         f"{len(texts)} GSM8K training texts against the {len(test)} test problems: {exact} with "
         "the same text; near-duplicates were not looked for."
     ]
 
 
-def _problems(name: str) -> Sequence[Any]:
-    from rlfe.tasks import get
-
-    return get(name).problems("test")
+def _plain(text: str) -> str:
+    return " ".join(text.split())

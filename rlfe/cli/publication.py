@@ -35,7 +35,6 @@ PLOT = "plots/pass_at_k.png"
 GAIN_PLOT = "plots/gain_forgetting.png"
 CAPTIONS = {PLOT: "pass@k over steps", GAIN_PLOT: "gain against forgetting"}
 TABLE = "evals/scores"
-HOLDOUT = "holdout.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +160,7 @@ def publication(
         repo_id=repo_id, cells=cells, results=results, license=chosen,
         base_model=stated.base_model, plots=plots, other_cells=other_cells,
         comparisons=comparisons(counts, cells), commits=journal_commits(runs, repo_id),
-        holdout=holdout(cells, runs[0].folder / ".rlfe" / HOLDOUT),
+        holdout=holdout(cells),
     )  # fmt: skip
     return Publication(material=material, files=files)
 
