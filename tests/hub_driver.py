@@ -53,7 +53,7 @@ class Driver:
         assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.stdout.close()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
 
 
 def main() -> None:
