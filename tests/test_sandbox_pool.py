@@ -219,3 +219,12 @@ def test_nothing_is_left_when_the_pool_ends() -> None:
 def test_programs_with_numpy_run_where_it_is_installed(judge: Judge) -> None:
     program = "import numpy as np\ndef add(a, b):\n    return int(np.add(a, b))\n"
     assert one(judge, program, cpu_seconds=5.0, call_seconds=5.0).status is Status.PASSED
+
+
+def test_work_that_a_closed_pool_did_not_finish_is_given_up_and_nobody_waits() -> None:
+    with Judge(workers=1) as pool:
+        results = pool.run([Case(key=n, program=SLOW, parts=(part(),)) for n in range(20)])
+        next(results)
+    ends = [str(outcome.status) for _, outcome in results]
+    assert len(ends) == 19
+    assert ends.count("infrastructure") >= 15

@@ -15,6 +15,7 @@ import marshal
 import os
 import queue
 import selectors
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,13 +93,14 @@ class Judge:
         self._wake_reader, self._wake_writer = os.pipe()
         self._workers: list[Worker] = []
         self._thread: threading.Thread | None = None
-        self._broken: str = ""
         self.tier: dict[str, Any] = {}
         self.verdicts = Verdicts(cache)
         self.probe_seconds = 0.0
         self.scale = 1.0  # how much slower this machine is than the one of the reference times
 
     def __enter__(self) -> Judge:
+        if sys.platform == "win32":
+            raise RequestError("programs cannot be judged on Windows", hint="Use WSL2.")
         try:
             self._jail = self._chosen_jail()
             self._workers = [self._start() for _ in range(self.size)]
@@ -207,13 +209,14 @@ class Judge:
     def _loop(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # nobody may wait for ever on a pool that is gone
-            self._broken = f"{type(error).__name__}: {error}"
-            held = [*self._confirm, *(row[2] for row in self._pending)]
-            for ticket in [*held, *(w.run for w in self._workers if w.run is not None)]:
-                _give_up(ticket, self._broken)
-            while (late := self._incoming.get()) is not None:
-                _give_up(late, self._broken)
+            why = "the judge was closed"
+        except BaseException as error:
+            why = f"the judge failed: {type(error).__name__}: {error}"
+        held = [*self._confirm, *(row[2] for row in self._pending)]
+        for ticket in [*held, *(w.run for w in self._workers if w.run is not None)]:
+            _give_up(ticket, why)  # nobody may wait for ever on a pool that is gone
+        while why != "the judge was closed" and (late := self._incoming.get()) is not None:
+            _give_up(late, why)
 
     def _work(self) -> None:
         selector = selectors.DefaultSelector()

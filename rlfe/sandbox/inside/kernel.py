@@ -27,8 +27,8 @@ _NUMBERS = {
 }.get(MACHINE, {})
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 
-_libc: Any = ctypes.CDLL(None, use_errno=True)
-_libc_held: Any = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock: for clone
+_libc: Any = ctypes.CDLL(None, use_errno=True) if SUPPORTED else None
+_libc_held: Any = ctypes.PyDLL(None, use_errno=True) if SUPPORTED else None  # keeps the lock
 
 
 def _checked(result: int) -> int:

@@ -35,10 +35,11 @@ PLACE = struct.Struct(">II")
 EXITED, CPU, WALL, OUTPUT, STOPPED = range(5)
 MAX_OUTPUT = 64 << 20
 POLL_SECONDS = 0.25
+# What programs import most. `random` reseeds in every child, `dataclasses` and `statistics` are
+# large: a program that wants them loads them itself.
 PRELOADED = (
-    "array", "bisect", "cmath", "collections", "copy", "dataclasses", "datetime", "decimal",
-    "enum", "fractions", "functools", "heapq", "itertools", "math", "operator", "random", "re",
-    "statistics", "string", "sys", "typing",
+    "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "re",
+    "string", "sys", "typing",
 )  # fmt: skip
 
 

@@ -13,8 +13,6 @@ import struct
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from decimal import Decimal
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -167,7 +165,16 @@ class _Encoder:
             return self.marked(kind, numpy.generic.item(value), depth)
         if numpy is not None and issubclass(kind, numpy.ndarray) and value.size == 1:
             return self.tagged("array1", [list(value.shape), value.reshape(-1).tolist()], depth)
+        if _is_from("decimal", "Decimal", kind):
+            return self.tagged("Decimal", str(value), depth)
+        if _is_from("fractions", "Fraction", kind):
+            return self.tagged("Fraction", [value.numerator, value.denominator], depth)
         self.parts.append(b"o" + _text(_class_name(kind)))
+
+
+def _is_from(module: str, name: str, kind: type) -> bool:
+    """Whether a class is that one, if its module is loaded: loading it makes every fork dearer."""
+    return getattr(sys.modules.get(module), name, None) is kind
 
 
 def _class_name(kind: type) -> str:
@@ -209,10 +216,6 @@ _WRITERS: dict[type, Callable[[_Encoder, Any, int], None]] = {
         "range", [value.start, value.stop, value.step], depth
     ),
     deque: lambda coder, value, depth: coder.tagged("deque", list(value), depth),
-    Fraction: lambda coder, value, depth: coder.tagged(
-        "Fraction", [value.numerator, value.denominator], depth
-    ),
-    Decimal: lambda coder, value, depth: coder.tagged("Decimal", str(value), depth),
     type({}.keys()): lambda coder, value, depth: coder.tagged("dict_keys", list(value), depth),
     type({}.items()): lambda coder, value, depth: coder.tagged("dict_items", list(value), depth),
 }
