@@ -544,3 +544,14 @@ def test_a_token_in_a_hand_written_part_of_the_card_stops_the_push(lfs, tmp_path
     assert done.code == 2
     assert "README.md:" in done.err
     assert TOKEN not in done.err + done.out
+
+
+def test_a_run_that_cannot_be_written_to_is_pushed_without_journal_and_receipt(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    (run / ".rlfe").write_text("no folder")
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
+    assert done.code == 0, done.err
+    assert "no journal is kept" in done.err
+    assert "no receipt is kept" in done.err
+    assert f"{run.name}/global_step_30/config.json" in hub.tree(repo)

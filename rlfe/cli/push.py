@@ -35,8 +35,8 @@ from rlfe.hub.paths import check_repo_id
     help="Write the same tree into a local folder instead.",
 )  # fmt: skip
 @pages.option(
-    "Where", "--private/--public", default=True,
-    help="Visibility of a new repository; an existing one keeps its own.",
+    "Where", "--private/--public", default=None,
+    help="Visibility of a new repository (private unless said); an existing one keeps its own.",
 )  # fmt: skip
 @pages.option("Where", "--revision", default="main", metavar="BRANCH", help="Branch to push to.")
 @pages.option("Where", "--tag", metavar="NAME", help="Set a tag when all is verified.")
@@ -44,7 +44,7 @@ from rlfe.hub.paths import check_repo_id
     "What", "--steps", metavar="STEPS", help="Checkpoints to send, such as '30:500:30,last'."
 )
 @pages.option(
-    "What", "--exclude", metavar="NAMES", default="",
+    "What", "--exclude", metavar="NAMES",
     help="Leave out rollouts, logs or evals (comma separated).",
 )  # fmt: skip
 @pages.option("What", "--card/--no-card", "with_card", default=True, help="Write the model card.")
@@ -63,15 +63,16 @@ from rlfe.hub.paths import check_repo_id
 @pages.option("How", "--yes", is_flag=True, help="Really send.")
 @pages.json_option
 def command(
-    runs: tuple[str, ...], repo: str | None, to_folder: Path | None, private: bool, revision: str,
-    tag: str | None, steps: str | None, exclude: str, with_card: bool, card_only: bool,
+    runs: tuple[str, ...], repo: str | None, to_folder: Path | None, private: bool | None,
+    revision: str, tag: str | None, steps: str | None, exclude: str | None, with_card: bool,
+    card_only: bool,
     prune: bool, stated: Stated, per_commit: int, verify: bool, wait: bool, dry_run: bool,
     yes: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Publish runs: prints the plan and the card, and with --yes sends them."""
     request = Request(
         runs=runs, repo=repo, to_folder=to_folder, private=private, revision=revision, steps=steps,
-        exclude=_excluded(exclude), per_commit=per_commit, with_card=with_card,
+        exclude=_excluded(exclude or ""), per_commit=per_commit, with_card=with_card,
         card_only=card_only, tag=tag, prune=prune, verify=verify, wait=wait,
         yes=yes and not dry_run, as_json=as_json, stated=stated,
     )  # fmt: skip

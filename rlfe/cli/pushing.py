@@ -48,7 +48,7 @@ class Request:
     runs: tuple[str, ...]
     repo: str | None
     to_folder: Path | None
-    private: bool
+    private: bool | None  # None: not said
     revision: str
     steps: str | None
     exclude: tuple[str, ...]
@@ -80,7 +80,8 @@ class Request:
             *self.stated.options(),
         ]
         flags = [
-            ("--public", not self.private), ("--no-card", not self.with_card),
+            ("--public", self.private is False), ("--private", self.private is True),
+            ("--no-card", not self.with_card),
             ("--card-only", self.card_only), ("--prune", self.prune),
             ("--no-verify", not self.verify), ("--wait", self.wait),
         ]  # fmt: skip
@@ -170,13 +171,13 @@ class Push:
             plan = same_in_folder(plan, request.to_folder.expanduser())
         for cache in caches.values():
             cache.save()
-        private = look.facts.private if look.facts else request.private
+        private = look.facts.private if look.facts else request.private is not False
         warnings = plan_warnings(
             plan, commits=len(plan.commits(request.per_commit)) + request.with_card,
             private=private and self.client is not None, prune=request.prune,
             endpoint=endpoint() if self.client else None,
         )  # fmt: skip
-        if look.facts is not None and look.facts.private != request.private:
+        if look.facts and request.private not in (None, look.facts.private):
             kind = "private" if look.facts.private else "public"
             warnings += (f"{request.repo} exists and stays {kind}",)
         return replace(plan, warnings=warnings)
@@ -270,7 +271,7 @@ class Push:
         self, client: Client, plan: Plan, pub: Publication | None, caches: Mapping[str, Cache]
     ) -> tuple[list[Sent], list[str]]:
         request = self.request
-        client.ensure_repo(private=request.private)
+        client.ensure_repo(private=request.private is not False)
         self.report = Report(plan)
         uploader = Uploader(client, caches, self.report.landed)
         sent = uploader.send(plan, checkpoints_per_commit=request.per_commit)
@@ -281,11 +282,21 @@ class Push:
         wrong = verify(client, plan, caches) if request.verify else []
         if request.tag and not wrong:
             client.tag(request.tag)
-        write_receipts(
-            plan, sent, repo=client.repo_id, revision=client.revision, head=client.head(),
-            verified=not wrong if request.verify else None, tag=request.tag,
-        )  # fmt: skip
+        self._write_receipts(client, plan, sent, wrong)
         return sent, wrong
+
+    def _write_receipts(
+        self, client: Client, plan: Plan, sent: Sequence[Sent], wrong: Sequence[str]
+    ) -> None:
+        verified = not wrong if self.request.verify else None
+        head = client.head()
+        try:
+            write_receipts(
+                plan, sent, repo=client.repo_id, revision=client.revision, head=head,
+                verified=verified, tag=self.request.tag,
+            )  # fmt: skip
+        except (OSError, RlfeError) as error:
+            output.warn(f"no receipt is kept: {error}")
 
     def _finish(self, plan: Plan, sent: Sequence[Sent], wrong: Sequence[str]) -> int:
         if self.request.as_json:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlfe import rundir
+from rlfe.errors import RlfeError
 from rlfe.hub.contents import Entry
 
 CHUNK_BYTES = 8 * 2**20
@@ -78,10 +80,11 @@ class Cache:
         self.is_changed = True
 
     def save(self) -> None:
-        """Write the cache if anything was learnt."""
+        """Write the cache if anything was learnt; a run that cannot be written to has none."""
         if self.is_changed:
             text = json.dumps({"schema": SCHEMA, **self.known}, sort_keys=True)
-            rundir.write_text(self.path, text + "\n")
+            with suppress(OSError, RlfeError):  # only a memory: the push goes on without it
+                rundir.write_text(self.path, text + "\n")
             self.is_changed = False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 from rlfe import __version__
@@ -24,6 +25,13 @@ def provenance_lines(material: Material) -> list[str]:
         for text, names in told.items():
             where = "" if len(told) == 1 else f" ({', '.join(f'`{name}`' for name in names)})"
             lines.append(text + where)
+    configs = [
+        f"`{cell.name}` {hashlib.sha256(cell.config_text.encode()).hexdigest()[:12]}"
+        for cell in material.cells
+        if cell.config_text
+    ]
+    if configs:
+        lines.append(f"config.toml (sha256): {', '.join(configs)}.")
     for cell in material.cells:
         ids = {
             name: oid for name, oid in material.commits.items() if name.startswith(cell.name + "/")

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rlfe import records
+from rlfe.errors import RlfeError
 from rlfe.hub.cache import Cache
 from rlfe.hub.client import Client
 from rlfe.hub.plan import Item, Plan, RemoteFile, Unit, batches, hashed, title_of
@@ -72,9 +73,16 @@ class Uploader:
             done.append(sent)
             for cell in sent.cells:
                 self.caches[cell].save()
-                journal(folders[cell], sent)
+                self._write_down(folders[cell], sent)
             self.advance(sent.bytes, sent.title)
         return done
+
+    def _write_down(self, run: Path, sent: Sent) -> None:
+        """The journal is for people: a run on a full or read-only disk is pushed without one."""
+        try:
+            journal(run, sent)
+        except (OSError, RlfeError) as error:
+            self.client.patience.say(f"{run.name}: no journal is kept: {error}")
 
     def _hashed(self, unit: Unit) -> Unit:
         """The unit with every hash known: for the title, and to see whether a commit landed."""
