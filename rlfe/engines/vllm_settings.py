@@ -137,6 +137,12 @@ def _shape(folder: Path) -> tuple[dict[str, Any], str]:
     return {k: v for k, v in config.items() if k not in LOOSE}, digest.hexdigest()
 
 
+def engine_owner() -> int | None:
+    """The process that started this one as (part of) its engine; None in an ordinary process."""
+    owner = int(os.environ.get(OWNER, os.getpid()))
+    return None if owner == os.getpid() else owner
+
+
 @contextmanager
 def starting(settings: Settings) -> Iterator[None]:
     """The environment in which an engine is started; what was set by the user stays.

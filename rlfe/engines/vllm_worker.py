@@ -23,7 +23,7 @@ import torch
 
 from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.handover import arrived
-from rlfe.engines.vllm_settings import OWNER
+from rlfe.engines.vllm_settings import engine_owner
 
 
 class Weights:
@@ -206,5 +206,5 @@ def follow(owner: int) -> None:
 
 
 # At import, because nothing of ours runs in that process before the model is loaded.
-if int(os.environ.get(OWNER, os.getpid())) != os.getpid():
-    follow(int(os.environ[OWNER]))
+if (starter := engine_owner()) is not None:
+    follow(starter)
