@@ -52,6 +52,7 @@ def test_the_readme_blocks_run_as_they_stand(tiny_model: Path, tmp_path: Path) -
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
         "HF_HUB_OFFLINE": "1",
         "RLFE_MODEL__PATH": str(tiny_model),
+        "RLFE_MODEL__LICENSE": "apache-2.0",  # the random model has no card that says it
         "OMP_NUM_THREADS": "1",
     }
     done = subprocess.run(

@@ -80,21 +80,22 @@ def plotted_ks(rows: Iterable[Row], asked: Sequence[int] = ()) -> tuple[int, ...
 
 
 def panels(rows: Sequence[Row], ks: Sequence[int]) -> list[list[Panel]]:
-    """Panels by line (task, settings, model, k) and column (lr)."""
+    """Panels by line (task, settings, model, k) and column (lr); by k where there is one lr."""
     scored = [row for row in rows if row["score"] and int(row["k"]) in ks]
     lines = sorted({(row["task"], row["settings"]) for row in scored})
     tasks = [task for task, _ in lines]
-    grid = []
+    grid: list[list[list[Panel]]] = []
     for task, settings in lines:
         name = task if tasks.count(task) == 1 else f"{task} {settings}"
         here = [row for row in scored if (row["task"], row["settings"]) == (task, settings)]
         for model in sorted({point_of(row).model for row in here}):
-            for k in ks:
-                line = [row for row in here if int(row["k"]) == k]
-                points = [p for p in map(point_of, line) if p.model == model]
-                if points:
-                    grid.append(_line(name, model, k, int(here[0]["n"]), points))
-    return grid
+            of_k = {k: [row for row in here if int(row["k"]) == k] for k in ks}
+            points = {k: [p for p in map(point_of, of_k[k]) if p.model == model] for k in ks}
+            n = int(here[0]["n"])
+            grid.append([_line(name, model, k, n, points[k]) for k in ks if points[k]])
+    if all(len(line) == 1 for block in grid for line in block):
+        return [[line[0] for line in block] for block in grid if block]
+    return [line for block in grid for line in block]
 
 
 def _line(task: str, model: str, k: int, n: int, points: Sequence[Point]) -> list[Panel]:
@@ -141,7 +142,8 @@ def png(grid: Sequence[Sequence[Panel]]) -> bytes:
                     _draw(ax, line[index], arms)
                 else:
                     ax.set_axis_off()
-            _share_y(row_axes[: len(line)])
+            if len({panel.k for panel in line}) == 1:
+                _share_y(row_axes[: len(line)])
         for ax in axes[-1]:
             ax.set_xlabel("training step")
         _legend(figure, arms, grid)
