@@ -7,6 +7,7 @@ Try: `Judge(cache=Path("verdicts.sqlite"))`.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
@@ -31,10 +32,15 @@ def default_file(environment: Mapping[str, str]) -> Path | None:
 
 def key(*parts: str) -> bytes:
     """Digest of what a verdict depends on, the encoding and the interpreter included."""
-    has_numpy = importlib.util.find_spec("numpy") is not None
-    about = (f"wire{VERSION}", f"python{sys.version_info[0]}.{sys.version_info[1]}", str(has_numpy))
-    text = "\x1f".join((*about, *parts))
+    text = "\x1f".join((*_about(), *parts))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+@functools.cache
+def _about() -> tuple[str, ...]:
+    has_numpy = importlib.util.find_spec("numpy") is not None
+    version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return (f"wire{VERSION}", version, f"numpy {has_numpy}")
 
 
 class Verdicts:
