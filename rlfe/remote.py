@@ -13,7 +13,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rlfe import checkpoints, naming
 from rlfe.errors import NotFoundError, PartialError, RequestError
@@ -141,18 +141,17 @@ def tree(reference: Reference, patience: Patience = USUAL) -> tuple[str, list[st
     except NotFoundError as error:
         if reference.revision is None or "revision" not in error.what:
             raise
-        raise _no_revision(api, reference, context, patience) from error
+        refs = patiently(lambda: api.list_repo_refs(reference.repo), context, patience)
+        names = [ref.name for ref in (*refs.branches, *refs.tags)]
+        raise no_revision(reference.repo, reference.revision, names) from error
 
 
-def _no_revision(
-    api: Any, reference: Reference, context: Context, patience: Patience
-) -> NotFoundError:
-    refs = patiently(lambda: api.list_repo_refs(reference.repo), context, patience)
-    names = [ref.name for ref in (*refs.branches, *refs.tags)]
-    near = difflib.get_close_matches(str(reference.revision), names, n=len(names), cutoff=0.0)
+def no_revision(repo: str, revision: str, names: Iterable[str]) -> NotFoundError:
+    """The error for a revision that is not there: lists branches and tags, nearest first."""
+    there = list(names)
+    near = difflib.get_close_matches(revision, there, n=max(len(there), 1), cutoff=0.0)
     return NotFoundError(
-        f"{reference.repo} has no revision {reference.revision!r}",
-        hint=f"Branches and tags: {', '.join(near)}.",
+        f"{repo} has no revision {revision!r}", hint=f"Branches and tags: {', '.join(near)}."
     )
 
 

@@ -389,6 +389,9 @@ def test_the_card_in_the_repository_is_checked_for_staleness(lfs, tmp_path, repo
     stale = driver.rlfe("card", run, "--repo", repo, "--check")
     assert stale.code == 3
     assert "30-90 step 30" in stale.err
+    wrong = driver.rlfe("card", run, "--repo", repo, "--check", "--revision", "mian")
+    assert wrong.code == 5
+    assert "Branches and tags: main." in wrong.err
 
 
 def test_the_license_comes_from_the_base_models_own_card(lfs, tmp_path, repo):
@@ -555,3 +558,28 @@ def test_a_run_that_cannot_be_written_to_is_pushed_without_journal_and_receipt(l
     assert "no journal is kept" in done.err
     assert "no receipt is kept" in done.err
     assert f"{run.name}/global_step_30/config.json" in hub.tree(repo)
+
+
+def test_a_card_only_push_keeps_the_commits_in_the_card(lfs, tmp_path, repo):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    push = ("push", run, "--repo", repo, "--no-verify", "--yes")
+    assert driver.rlfe(*push).code == 0
+    before = commits(hub)
+    assert "Hub commits of" in hub.tree(repo)["README.md"].data.decode()
+    done = driver.rlfe(*push, "--card-only")
+    assert done.code == 0, done.err
+    assert commits(hub) == before
+
+
+def test_what_does_not_load_is_a_warning_and_stands_in_the_receipt(lfs, tmp_path, repo):
+    pytest.importorskip("transformers")
+    _, driver = lfs
+    run = make_run(tmp_path, steps=(30,))
+    (run / "global_step_30" / "tokenizer.json").write_text("{}")
+    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--yes")
+    assert done.code == 0, done.err
+    assert f"{run.name}/global_step_30 does not load" in done.err
+    receipt = json.loads((run / ".rlfe" / "receipt.json").read_text())
+    assert receipt["verified"] is True
+    assert len(receipt["unloadable"]) == 1

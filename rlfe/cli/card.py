@@ -32,6 +32,7 @@ from rlfe.hub.client import Client
 from rlfe.hub.paths import check_repo_id
 from rlfe.hub.target import Look, look_in_folder, look_on_hub
 from rlfe.hub_calls import Patience
+from rlfe.remote import no_revision
 
 ON_HUB = "@hub"
 DIFF_LINES = 40
@@ -96,6 +97,8 @@ def _look(repo: str | None, revision: str, check: str | None, write: Path | None
         look = look_on_hub(client, (), anonymous=True)
         if look.facts is None:
             raise NotFoundError(f"{repo} was not found", hint="Push first, or check a FILE.")
+        if revision not in (names := client.revisions()):
+            raise no_revision(repo, revision, names)
         return look
     path = Path(check) if check else write
     if path is None:

@@ -101,6 +101,7 @@ def card_options(function: F) -> F:
 class Publication:
     """The card's material and the other files at the root of the repository."""
 
+    runs: tuple[LocalRun, ...]
     material: Material
     files: dict[str, bytes]
 
@@ -108,9 +109,10 @@ class Publication:
         """README.md with the hand-written parts of the old one in place."""
         return metadata.with_kept_parts(card.render(self.material), old)
 
-    def with_commits(self, runs: Sequence[LocalRun]) -> Publication:
-        """The same with the commits that the runs' journals name."""
-        material = replace(self.material, commits=journal_commits(runs, self.material.repo_id))
+    def with_commits(self) -> Publication:
+        """The same with the commits that the runs' journals name by now."""
+        commits = journal_commits(self.runs, self.material.repo_id)
+        material = replace(self.material, commits=commits)
         return replace(self, material=material)
 
 
@@ -162,7 +164,7 @@ def publication(
         comparisons=comparisons(counts, cells), commits=journal_commits(runs, repo_id),
         holdout=holdout(cells),
     )  # fmt: skip
-    return Publication(material=material, files=files)
+    return Publication(runs=tuple(runs), material=material, files=files)
 
 
 def table_folders(runs: Sequence[LocalRun]) -> list[Path]:

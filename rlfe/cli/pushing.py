@@ -34,7 +34,7 @@ from rlfe.hub.publish import Documents, manifest_entries, publish_documents
 from rlfe.hub.secrets import first_secret_in
 from rlfe.hub.target import UNKNOWN, Look, look_in_folder, look_on_hub
 from rlfe.hub.upload import Sent, Uploader
-from rlfe.hub.verify import verify, write_receipts
+from rlfe.hub.verify import load_problems, verify, write_receipts
 from rlfe.hub_calls import TRIES, Patience
 
 DRY_TRIES = 2  # nobody waits long for a dry run
@@ -257,7 +257,7 @@ class Push:
     ) -> Documents | None:
         if pub is None:
             return None
-        make: Callable[[str | None], str] = pub.with_commits(plan.runs).card_text
+        make: Callable[[str | None], str] = pub.with_commits().card_text
         return Documents(files=pub.files, card=make, entries=manifest_entries(plan, caches))
 
     def _write(self, plan: Plan, pub: Publication | None, caches: Mapping[str, Cache]) -> None:
@@ -280,20 +280,28 @@ class Push:
         last = publish_documents(client, documents, delete=delete)
         sent += [last] if last else []
         wrong = verify(client, plan, caches) if request.verify else []
+        unloadable = load_problems(client, plan, caches) if request.verify and not wrong else []
+        for text in unloadable:
+            output.warn(text)
         if request.tag and not wrong:
             client.tag(request.tag)
-        self._write_receipts(client, plan, sent, wrong)
+        self._write_receipts(client, plan, sent, wrong, unloadable)
         return sent, wrong
 
     def _write_receipts(
-        self, client: Client, plan: Plan, sent: Sequence[Sent], wrong: Sequence[str]
+        self,
+        client: Client,
+        plan: Plan,
+        sent: Sequence[Sent],
+        wrong: Sequence[str],
+        unloadable: Sequence[str],
     ) -> None:
         verified = not wrong if self.request.verify else None
         head = client.head()
         try:
             write_receipts(
                 plan, sent, repo=client.repo_id, revision=client.revision, head=head,
-                verified=verified, tag=self.request.tag,
+                verified=verified, tag=self.request.tag, unloadable=unloadable,
             )  # fmt: skip
         except (OSError, RlfeError) as error:
             output.warn(f"no receipt is kept: {error}")

@@ -23,23 +23,26 @@ RECEIPT = "receipt.json"
 def verify(client: Client, plan: Plan, caches: Mapping[str, Cache]) -> list[str]:
     """What differs between the repository and the plan, in words; empty: all is as it should be.
 
-    Compares ids, downloads no weights. Then loads what was pushed: every configuration and
-    tokenizer from the local folder (the same bytes, as the ids say), one of them through the Hub.
+    Compares ids, downloads nothing.
     """
     there: dict[str, RemoteFile] = {}
     for run in plan.runs:
         there |= client.files(run.name)
     items = [with_hashes(item, caches[unit.cell]) for unit in plan.units for item in unit.items]
-    wrong = [f"{path} is not what was sent" for path in differing(items, there)]
-    return wrong or _load_problems(client, plan, items)
+    return [f"{path} is not what was sent" for path in differing(items, there)]
 
 
-def _load_problems(client: Client, plan: Plan, items: Sequence[Item]) -> list[str]:
-    """Checkpoints whose configuration or tokenizer does not load, each kind of files once."""
+def load_problems(client: Client, plan: Plan, caches: Mapping[str, Cache]) -> list[str]:
+    """Checkpoints whose configuration or tokenizer does not load, each kind of files once.
+
+    Loaded from the local folder (the same bytes, as `verify` has found), one of them through the
+    Hub. A finding says something about the checkpoint, not about the push.
+    """
     try:
         from transformers import AutoConfig, AutoTokenizer
     except ImportError:  # torch-free installation: ids were compared, nothing is loaded
         return []
+    items = [with_hashes(item, caches[unit.cell]) for unit in plan.units for item in unit.items]
     wrong: list[str] = []
     seen: set[str] = set()
     checkpoints = [unit.checkpoint for unit in plan.units if unit.checkpoint is not None]
@@ -85,7 +88,7 @@ def _small_files_key(subfolder: str, items: Sequence[Item]) -> str:
 
 def write_receipts(
     plan: Plan, commits: Sequence[Sent], *, repo: str, revision: str, head: str,
-    verified: bool | None, tag: str | None,
+    verified: bool | None, tag: str | None, unloadable: Sequence[str] = (),
 ) -> list[Path]:  # fmt: skip
     """A receipt (JSON) into every run's `.rlfe/`: commits, files, bytes, verified or not."""
     written = []
@@ -94,7 +97,7 @@ def write_receipts(
         items = [i for unit in plan.units if unit.cell == run.name for i in unit.items]
         receipt = {
             "schema": "rlfe.receipt/1", "repo": repo, "revision": revision, "head": head,
-            "cell": run.name, "tag": tag, "verified": verified,
+            "cell": run.name, "tag": tag, "verified": verified, "unloadable": list(unloadable),
             "checkpoints": [checkpoint.name for checkpoint in run.checkpoints],
             "left_home": dict(run.left_home), "files": len(items),
             "bytes": sum(item.size for item in items), "commits": [asdict(sent) for sent in mine],
