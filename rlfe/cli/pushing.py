@@ -22,7 +22,14 @@ from rlfe.cli.publication import (
     publication,
 )
 from rlfe.cli.push_view import COLUMNS, Report, quiet_client, rows_of, size_text
-from rlfe.errors import NetworkError, NotAllowedError, PartialError, RequestError, RlfeError
+from rlfe.errors import (
+    NetworkError,
+    NotAllowedError,
+    PartialError,
+    QuotaError,
+    RequestError,
+    RlfeError,
+)
 from rlfe.hub import metadata
 from rlfe.hub.cache import Cache
 from rlfe.hub.card_metadata import check_license, license_of
@@ -157,7 +164,7 @@ class Push:
             if self.request.yes:
                 self.client.check_role()
             return look
-        except (NetworkError, NotAllowedError) as error:
+        except (NetworkError, NotAllowedError, QuotaError) as error:
             if self.request.yes:
                 raise
             output.warn(f"the remote state is unknown, everything counts as new: {error.what}")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlfe.hub.card_text import code, one_line, value_text, without_folders
-from rlfe.hub.cardfacts import lr_side, rate_text, steps_text
+from rlfe.hub.cardfacts import DEFAULT_LR, lr_side, rate_text, steps_text
 from rlfe.hub.series import Cell, differences
 
 MINUTES_BELOW_SECONDS = 2 * 3600
@@ -46,7 +46,7 @@ def rate_sentences(cells: Sequence[Cell]) -> list[str]:
         for side in words
         if side in sides
     ]
-    return [f"Learning rates: {'; '.join(told)} the default of 1e-6."]
+    return [f"Learning rates: {'; '.join(told)} the default of {rate_text(DEFAULT_LR)}."]
 
 
 def training_lines(cells: Sequence[Cell]) -> list[str]:
