@@ -69,7 +69,9 @@ class Data(Section):
     ids: tuple[str, ...] = key((), "train on these problems only, in this order")
     size: Count | None = key(None, "take the first N problems only")
     columns: dict[str, str] = key({}, "our field -> the source's column name")
-    order: Literal["epochs", "with_replacement"] = key("epochs", "how the problems of a step are drawn")
+    order: Literal["epochs", "with_replacement"] = key(
+        "epochs", "how the problems of a step are drawn"
+    )
     fail_on_prompt_too_long: bool = key(True, "refuse problems that do not fit model.max_len")
 
 
@@ -83,19 +85,25 @@ class Train(Section):
     steps: Count = key(500, "training steps")
     prompts_per_step: Count = key(64, "prompts sampled in a step")
     group_size: Count = key(8, "rollouts per prompt")
-    mini_batch_rollouts: Count | None = key(None, "rollouts per optimiser step; None: all of the step")
+    mini_batch_rollouts: Count | None = key(
+        None, "rollouts per optimiser step; None: all of the step"
+    )
     micro_batch_rollouts: Count | None = key(None, "rollouts per forward pass (memory only)")
     epochs: Count = key(1, "passes over the rollouts of a step")
     max_tokens: Count = key(3072, "completion tokens at most")
     temperature: Positive = key(1.0, "sampling temperature")
     mask_truncated: bool = key(False, "take cut rollouts out of the loss mask")
-    remainder: Literal["short", "copy", "drop"] = key("short", "what becomes of an incomplete mini-batch")
+    remainder: Literal["short", "copy", "drop"] = key(
+        "short", "what becomes of an incomplete mini-batch"
+    )
     max_turns: Literal[1] = key(1, "turns of a rollout; only 1 is built")
     max_nonfinite: Count = key(5, "steps in a row with a non-finite gradient that end the run")
 
 
 class Reward(Section):
-    kind: Literal["binary", "fraction"] = key("binary", "1 if all tests hold, or the share that holds")
+    kind: Literal["binary", "fraction"] = key(
+        "binary", "1 if all tests hold, or the share that holds"
+    )
     mode: Literal["strict", "flexible"] | None = key(None, "gsm8k rule; None: by prompt style")
     success_threshold: Number = key(1.0, "a reward of at least this is a success")
     format_penalty: Number = key(0.0, "added to a reply that could not be parsed")
@@ -104,19 +112,23 @@ class Reward(Section):
 
 
 class Advantage(Section):
-    name: Literal["grpo", "dr_grpo", "rloo", "maxrl", "tailrl", "centered"] = key("grpo", "estimator")
+    name: Literal["grpo", "dr_grpo", "rloo", "maxrl", "tailrl", "centered"] = key(
+        "grpo", "estimator"
+    )
     ddof: Literal[0, 1] = key(1, "delta degrees of freedom of the standard deviation (grpo)")
     eps: NonNegative = key(1e-6, "added to the standard deviation (grpo)")
 
 
 class Filter(Section):
-    strategy: Literal["none", "top_p", "top_k", "top_k_abs", "min_p"] = key("none", "which groups stay")
+    strategy: Literal["none", "top_p", "top_k", "top_k_abs", "min_p"] = key(
+        "none", "which groups stay"
+    )
     value: Positive = key(1.0, "threshold of the strategy")
     type: Literal["largest", "smallest"] = key("largest", "end of the ranking that stays")
     metric: Literal[
         "reward_variance", "reward_std", "reward_var", "reward", "mean", "reward_sum", "length",
         "entropy", "entropy_variance", "entropy_std",
-    ] = key("reward_variance", "score of a group; reward_variance is a standard deviation")  # fmt: skip
+    ] = key("reward_variance", "score of a group; a standard deviation")  # fmt: skip
     top_p_prob_mode: Literal["linear", "softmax"] = key("linear", "weights of top_p")
     include_zero: bool = key(True, "groups with score 0 are candidates")
     eps: NonNegative = key(0.01, "absolute slack of top_p, linear")
@@ -159,13 +171,18 @@ class Mismatch(Section):
 class Lag(Section):
     steps: CountOrZero = key(0, "the sampler is this many training steps behind")
     check_every: CountOrZero = key(10, "steps between teacher-forced checks; 0: never")
-    fresh_limit: Positive | None = key(None, "mean |log ratio| allowed; None: 1e-3 float32, else 5e-2")
-    fresh_clip: Positive | None = key(None, "clip share allowed at lag 0; None: 1e-3 float32, else 5e-2")
+    fresh_limit: Positive | None = key(
+        None, "mean |log ratio| allowed; None: 1e-3 float32, else 5e-2"
+    )
+    fresh_clip: Positive | None = key(
+        None, "clip share allowed at lag 0; None: 1e-3 float32, else 5e-2"
+    )
 
 
 class Diagnostics(Section):
     k_buckets: tuple[str, ...] | None = key(
-        None, 'buckets of success counts such as ("1", "2", "3-5", "6-7"); None: those at group size 8'
+        None,
+        'buckets of success counts such as ("1", "2", "3-5", "6-7"); None: those at group size 8',
     )
     grad_every: CountOrZero = key(0, "steps between measurements of the replay gradient's share")
 
@@ -176,7 +193,9 @@ class Replay(Section):
     strategy: Literal["none", "uniform", "hard", "hard_cooldown", "ce"] = key("none", "how to draw")
     weight: NonNegative = key(0.1, "lambda, weight of the replay NLL", alias="lambda")
     rollouts: Count = key(128, "rollouts replayed per step")
-    cooldown_steps: CountOrZero | None = key(None, "steps of rest; None: 5 for hard_cooldown, else 0")
+    cooldown_steps: CountOrZero | None = key(
+        None, "steps of rest; None: 5 for hard_cooldown, else 0"
+    )
     cooldown_unit: Literal["rollout", "prompt"] = key("rollout", "what rests")
     max_per_prompt: Count = key(4, "rollouts of one prompt drawn per step")
     per_prompt: Count = key(8, "entries stored per prompt")
@@ -186,7 +205,9 @@ class Replay(Section):
     w_min: Fraction = key(0.05, "floor of the difficulty weight")
     start_step: CountOrZero = key(0, "first step that may draw")
     min_eligible: Count | None = key(None, "drawable entries before the first draw; None: rollouts")
-    shortage: Literal["take", "relax"] = key("take", "too few drawable: take all, or halve the rest")
+    shortage: Literal["take", "relax"] = key(
+        "take", "too few drawable: take all, or halve the rest"
+    )
 
 
 class Optim(Section):
@@ -275,7 +296,9 @@ class Study(Section):
 
 class EvalTask(Section):
     n: Count | None = key(None, "samples per problem; None: 160 (gsm8k 8)")
-    k: tuple[Count, ...] = key((), "k of the shown pass@k; empty: 1, 5, 10, 50, 100, n as far as n goes")
+    k: tuple[Count, ...] = key(
+        (), "k of the shown pass@k; empty: 1, 5, 10, 50, 100, n as far as n goes"
+    )
     temperature: NonNegative = key(0.6, "sampling temperature")
     top_p: Annotated[Number, Field(gt=0, le=1)] = key(0.95, "nucleus")
     max_tokens: Count = key(3072, "completion tokens at most")

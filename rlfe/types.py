@@ -50,7 +50,8 @@ class Problem:
     answer: str = ""
     tests: tuple[str, ...] = ()
     entry_point: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)  # task-private: set-up code, inputs, atol
+    # Private to the task: set-up code, inputs, tolerance.
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +82,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Every sampling value, always explicit. `Sampling(n=8, temperature=1.0, max_tokens=512, seed=7)`"""
+    """Every sampling value, always explicit.
+
+    `Sampling(n=8, temperature=1.0, max_tokens=512, seed=7)`
+    """
 
     n: int
     temperature: float
@@ -96,7 +100,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt to sample from. `Request(id="3", prompt_ids=(1, 15, 9), sampling=Sampling(...))`"""
+    """One prompt to sample from.
+
+    `Request(id="3", prompt_ids=(1, 15, 9), sampling=Sampling(...))`
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
@@ -108,7 +115,8 @@ class Completion:
     """One sampled continuation; stop-string and end tokens are in `token_ids`, not in `text`.
 
     `logprobs` are the behaviour policy's, one per token, at the sampling temperature.
-    `Completion(token_ids=(5, 2), logprobs=(-0.1, -0.7), text="4", finish=Finish.STOP, policy_step=0)`
+
+    `Completion(token_ids=(5, 2), logprobs=(-0.1, -0.7), text="4", finish=Finish.STOP)`
     """
 
     token_ids: tuple[int, ...]
@@ -139,7 +147,7 @@ class Verdict:
 class Rollout:
     """One judged sample. `reward` is None when it could not be scored (never 0 by silence).
 
-    `Rollout(problem_id="mbpp/11", index=0, prompt_ids=(1, 2), completion=..., verdict=..., reward=1.0)`
+    `Rollout(problem_id="mbpp/11", index=0, prompt_ids=(1, 2), completion=..., reward=1.0, ...)`
     """
 
     problem_id: str
@@ -264,7 +272,7 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushPlan:
-    """What a push would do. `commits` are titles in order; `skipped` maps a folder to its reason."""
+    """What a push would do. `commits`: titles in order; `skipped`: folder -> reason."""
 
     repo_id: str
     files: tuple[PlannedFile, ...]
