@@ -3,7 +3,7 @@
     python scripts/demo.py .demo          (what `make demo` runs, in an environment of its own)
 
 Every step is printed as the command that you would type. It is a smoke run at real settings'
-shape: eight MBPP problems, a handful of steps, a 135M model on the CPU. It shows that everything
+shape: four MBPP problems, a handful of steps, a 135M model on the CPU. It shows that everything
 works together and how the output looks; it says nothing about forgetting.
 """
 
