@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -228,3 +230,50 @@ def test_work_that_a_closed_pool_did_not_finish_is_given_up_and_nobody_waits() -
     ends = [str(outcome.status) for _, outcome in results]
     assert len(ends) == 19
     assert ends.count("infrastructure") >= 15
+
+
+ORPHANED = """
+import os, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+from rlfe.sandbox.pool import Judge
+from tests.test_sandbox_pool import Case, part
+with Judge(workers=1, jail=sys.argv[2]) as pool:
+    sleeper = "import time\\ntime.sleep(60)\\n"
+    pool.submit(Case(key=0, program=sleeper, parts=(part(cpu_seconds=30.0),)), print)
+    time.sleep(0.5)
+    print(pool._workers[0]._process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("jail", ["auto", "filters", "limits"])
+def test_a_killed_trainer_leaves_no_worker_and_no_program(jail: str) -> None:
+    root = str(Path(__file__).resolve().parent.parent)
+    ended = subprocess.run(
+        [sys.executable, "-c", ORPHANED, root, jail], capture_output=True, text=True, check=False
+    )
+    if not ended.stdout:
+        pytest.skip(f"the tier {jail} is not possible on this system")
+    worker = int(ended.stdout)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{worker}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{worker}").exists()
+    time.sleep(0.2)
+    assert _sessions_of(worker) == []
+
+
+def _sessions_of(worker: int) -> list[str]:
+    """Processes whose parent was the worker: its child would now belong to init."""
+    left = []
+    for name in os.listdir("/proc"):
+        try:
+            line = Path(f"/proc/{name}/cmdline").read_text() if name.isdigit() else ""
+        except OSError:
+            continue
+        if (
+            "rlfe.sandbox.inside" in line
+            and Path(f"/proc/{name}/stat").read_text().split()[3] == "1"
+        ):
+            left.append(name)
+    return left

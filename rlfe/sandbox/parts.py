@@ -29,6 +29,7 @@ class Part:
     stdin: str = ""
     shape: str = "value"  # value, elements, presence
     exact: tuple[int, ...] = ()  # inputs whose answer travels as an exact digest
+    digest: tuple[int, ...] = ()  # those whose answer travels as a canonical digest
     inputs_key: str = ""  # the same for the same inputs: they are sent to a worker once
     keep_going: bool = False  # count right answers instead of stopping at the first wrong one
     end_mark: str = ""

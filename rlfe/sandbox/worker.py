@@ -190,7 +190,8 @@ class Worker:
 
 
 _FIELDS = (
-    "mode", "entry", "method", "setup", "stdin", "shape", "exact", "inputs_key", "keep_going",
+    "mode", "entry", "method", "setup", "stdin", "shape", "exact", "digest", "inputs_key",
+    "keep_going",
     "end_mark", "cpu_seconds", "wall_seconds", "call_seconds", "load_seconds", "slow_calls",
 )  # fmt: skip
 

@@ -25,7 +25,7 @@ from rlfe.tasks.oracle import Checker, Expected, shape_of
 from rlfe.types import Message, Problem, Prompt
 
 MIN_CALL_SECONDS, FACTOR, PART_SECONDS = 1.0, 4.0, 60.0  # evalplus' limits
-MANY_BYTES = 3 << 30  # for answers of a million tuples (MBPP+ 255)
+HUGE, MANY_BYTES = frozenset({"mbpp_plus/255"}), 3 << 30  # for answers of a million tuples
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "<|endoftext|>", "<|endofmask|>", "</s>")
 INSTRUCTION = (
     "Please provide a self-contained Python script that solves the following problem in a "
@@ -43,14 +43,18 @@ class Reference:
 
     expected: tuple[Expected, ...]
     exact: tuple[int, ...]  # inputs whose answer travels as an exact digest
+    digest: tuple[int, ...]  # as a canonical one
     seconds: Mapping[int, float]  # by input; absent: too short to matter
 
 
 def read_reference(row: Mapping[str, Any]) -> Reference:
     """A part of a row of the packaged file of expected results."""
     expected = tuple(Expected(base64.b85decode(text)) for text in row["results"])
-    exact = tuple(i for i, one in enumerate(expected) if one.encoded[:2] == b"Dm")
-    return Reference(expected, exact, {int(i): s for i, s in row["seconds"].items()})
+    exact, digest = (
+        tuple(i for i, one in enumerate(expected) if one.encoded[:2] == kind)
+        for kind in (b"Dm", b"Dk")
+    )
+    return Reference(expected, exact, digest, {int(i): s for i, s in row["seconds"].items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,8 @@ class PlusTask(CodingTask):
             check=checker,
             shape=shape_of(problem.entry_point) if self.name == "mbpp_plus" else "value",
             exact=known.exact,
-            memory_bytes=MANY_BYTES if known.exact else MEMORY_BYTES,
+            digest=known.digest,
+            memory_bytes=MANY_BYTES if problem.id in HUGE else MEMORY_BYTES,
             cpu_seconds=limits.total,
             call_seconds=limits.default,
             slow_calls=dict(limits.slow),

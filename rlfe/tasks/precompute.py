@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlfe.sandbox.encoding import Digest, canonical_digest, decode
+from rlfe.sandbox.encoding import canonical_digest, decode
 from rlfe.sandbox.parts import Case, Part
 from rlfe.sandbox.pool import Judge
 from rlfe.tasks import packaged
@@ -74,12 +74,11 @@ def part_row(judge: Judge, task: PlusTask, problem: Problem, part: str) -> dict[
     exact: tuple[int, ...] = ()
     try:
         answers = _asked(judge, task, problem, part, problem.answer)
-        exact = _exact(
-            judge, task, problem, part, [i for i, a in enumerate(answers) if a[:1] == b"D"]
-        )
+        long = [i for i, data in enumerate(answers) if _is_long(task, problem, data)]
+        exact = _exact(judge, task, problem, part, long)
     except MemoryError:
-        count = len(task.inputs(problem.id, part))
-        exact = _exact(judge, task, problem, part, range(count), allowed=_PLAIN | _NUMBERS)
+        every = range(len(task.inputs(problem.id, part)))
+        exact = _exact(judge, task, problem, part, every, allowed=_PLAIN | _NUMBERS)
     if exact:
         answers = _asked(judge, task, problem, part, problem.answer, exact=exact)
     times = _asked(judge, task, problem, part, problem.answer, exact=exact, shape="seconds")
@@ -88,6 +87,18 @@ def part_row(judge: Judge, task: PlusTask, problem: Problem, part: str) -> dict[
         "results": [_stored(task, problem, data) for data in answers],
         "seconds": {str(i): value for i, value in seconds.items() if value >= SLOW_SECONDS},
     }
+
+
+def _is_long(task: PlusTask, problem: Problem, data: bytes) -> bool:
+    """Whether an answer is stored as a digest: long, and compared by equality only."""
+    if data[:1] == b"D":
+        return True
+    return len(data) > KEPT_BYTES and not _is_special(task, problem) and not is_floats(decode(data))
+
+
+def _is_special(task: PlusTask, problem: Problem) -> bool:
+    own_rule = task.name == "mbpp_plus" and problem.entry_point in SET_TASKS | PRESENCE_TASKS
+    return own_rule or bool(problem.extra["atol"])
 
 
 def _exact(
@@ -109,13 +120,10 @@ def _exact(
 
 
 def _stored(task: PlusTask, problem: Problem, data: bytes) -> str:
-    special = task.name == "mbpp_plus" and problem.entry_point in SET_TASKS | PRESENCE_TASKS
-    value = decode(data)
     if task.name == "mbpp_plus" and problem.entry_point in PRESENCE_TASKS:
-        data = b"F" if value is None else b"T"
-    plain = special or problem.extra["atol"] or is_floats(value)
-    if len(data) > KEPT_BYTES and not isinstance(value, Digest) and not plain:
-        data = b"Dk" + data[:1] + canonical_digest(value)
+        data = b"F" if decode(data) is None else b"T"
+    elif data[:1] != b"D" and _is_long(task, problem, data):
+        data = b"Dk" + data[:1] + canonical_digest(decode(data))
     return base64.b85encode(data).decode()
 
 

@@ -152,7 +152,7 @@ class _Encoder:
     def marked(self, kind: type, value: Any, depth: int) -> None:
         """A subclass or a numpy scalar, as its base value; the class name follows the mark."""
         if not self.canonical:
-            self.parts.append(b"u" + _text(_class_name(kind)))
+            self.parts.append(b"u" + _text(class_name(kind)))
         self._enter(1, depth)
         self.put(value, depth + 1)
 
@@ -169,7 +169,7 @@ class _Encoder:
             return self.tagged("Decimal", str(value), depth)
         if _is_from("fractions", "Fraction", kind):
             return self.tagged("Fraction", [value.numerator, value.denominator], depth)
-        self.parts.append(b"o" + _text(_class_name(kind)))
+        self.parts.append(b"o" + _text(class_name(kind)))
 
 
 def _is_from(module: str, name: str, kind: type) -> bool:
@@ -177,7 +177,7 @@ def _is_from(module: str, name: str, kind: type) -> bool:
     return getattr(sys.modules.get(module), name, None) is kind
 
 
-def _class_name(kind: type) -> str:
+def class_name(kind: type) -> str:
     name = type.__dict__["__name__"].__get__(kind)
     return str.__str__(name)[:80]
 
@@ -259,15 +259,18 @@ def exact_digest(value: Any) -> bytes:
     return digest.digest()
 
 
-def result(value: Any, *, exact: bool = False) -> bytes:
+def result(value: Any, *, exact: bool = False, digest_only: bool = False) -> bytes:
     """What the child sends for a value: its encoding, or a digest where that is over 1 MiB.
 
-    A digest reads `D`, kind of digest (`m` exact, `k` canonical), top tag, length, sha256.
+    A digest reads `D`, kind of digest (`m` exact, `k` canonical), top tag, sha256. `exact` and
+    `digest_only` ask for one whatever the length, where a long answer is expected.
     """
     if exact:
-        digest, kind = exact_digest(value), b"m"
+        digest = exact_digest(value)
         if digest:
-            return b"D" + kind + (b"l" if type(value) is list else b"t") + digest
+            return b"Dm" + (b"l" if type(value) is list else b"t") + digest
+    if digest_only:
+        return b"Dk" + (b"l" if type(value) is list else b"t") + canonical_digest(value)
     encoded = encode(value)
     if len(encoded) <= PLAIN_BYTES:
         return encoded
