@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import marshal
 import os
 import signal
 import subprocess
@@ -277,3 +278,28 @@ def _sessions_of(worker: int) -> list[str]:
         ):
             left.append(name)
     return left
+
+
+def test_more_inputs_than_a_worker_keeps_are_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlfe.sandbox.worker.CACHED_KEYS", 3)
+    call = marshal.dumps((2, 3), 2)
+
+    def asked(name: str) -> Part:
+        return Part(
+            name=name, mode="calls", entry="add", inputs=(call,), inputs_key=name,
+            check=lambda i, data: data == encode(5),
+        )  # fmt: skip
+
+    cases = [
+        Case(
+            key=n,
+            program=RIGHT,
+            parts=(asked(f"{n % 5}/base"), asked(f"{n % 5}/plus")),
+            shared=True,
+        )
+        for n in range(20)
+    ]
+    with Judge(workers=1) as pool:
+        first = pool._workers[0]
+        assert {str(outcome.status) for _, outcome in pool.run(cases)} == {"passed"}
+        assert pool._workers[0] is first  # the worker was never lost on the way

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlfe.tasks.samples import Sample
 
 SHOWN_K = (1, 10, 100)
-MANY = 1024  # samples handed to the judge at a time
+MANY = 16_384  # samples handed to the judge at a time
 
 
 @click.command(

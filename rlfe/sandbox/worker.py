@@ -102,8 +102,7 @@ class Worker:
         `screening`: shorter limits, because a timeout is run again with the full ones.
         """
         self.run, self._number = run, self._number + 1
-        for part in parts:
-            self._send_inputs(part)
+        self._send_inputs(parts)
         job = {
             "program": program,
             "memory_bytes": max(part.memory_bytes for part in parts),
@@ -114,14 +113,15 @@ class Worker:
         self.deadline = time.monotonic() + sum(part.wall_seconds for part in parts)
         self._send(("job", self._number, job))
 
-    def _send_inputs(self, part: Part) -> None:
-        if not part.inputs_key or part.inputs_key in self._known:
-            return
-        if len(self._known) >= CACHED_KEYS:
+    def _send_inputs(self, parts: Sequence[Part]) -> None:
+        """The inputs that the worker does not hold yet; it forgets all when it holds many."""
+        wanted = {part.inputs_key: part.inputs for part in parts if part.inputs_key}
+        if len(self._known | set(wanted)) > CACHED_KEYS:
             self._send(("forget",))
             self._known.clear()
-        self._send(("inputs", part.inputs_key, part.inputs))
-        self._known.add(part.inputs_key)
+        for key in wanted.keys() - self._known:
+            self._send(("inputs", key, wanted[key]))
+            self._known.add(key)
 
     def receive(self) -> list[PartResult]:
         """Read what has come; the results of the parts when the child has ended, else nothing."""

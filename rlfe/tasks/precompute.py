@@ -112,10 +112,10 @@ def _exact(
     """Inputs whose long answer holds only texts, lists and tuples: a fast digest will do."""
     if not long:
         return ()
-    entry = problem.entry_point
-    wrapper = f"_f = {entry}\ndef {entry}(*a):\n    return sorted(_kinds(_f(*a), set()))\n"
+    wrapper = f"def _profile(*a):\n    return sorted(_kinds({problem.entry_point}(*a), set()))\n"
     program = f"{problem.answer}\n{_KINDS}\n{wrapper}"
-    kinds = [set(decode(data)) for data in _asked(judge, task, problem, part, program)]
+    found = _asked(judge, task, problem, part, program, entry="_profile")
+    kinds = [set(decode(data)) for data in found]
     return tuple(i for i in long if kinds[i] <= allowed)
 
 
