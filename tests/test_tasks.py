@@ -389,3 +389,26 @@ def test_evalplus_itself_agrees_today(judge: Judge) -> None:
 def test_an_unknown_task_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(RequestError, match="Did you mean mbpp_plus"):
         get("mbpp_plsu")
+
+
+def test_samples_of_a_real_model_get_evalplus_verdicts(judge: Judge) -> None:
+    """Replies of a small model, from text to verdict; what evalplus says of the same programs."""
+    task = plus("mbpp_plus")
+    problems = {task.task_id(p.id): p for p in task.problems("test")}
+    rows = json.loads(FIXTURE.with_name("model_samples.json").read_text())["rows"]
+    replies = [
+        Reply(
+            key=str(n), problem=problems[row["task_id"]], text=row["reply"], finish=Finish.STOP,
+            prompt=task.prompt(problems[row["task_id"]], "chat"),
+        )
+        for n, row in enumerate(rows)
+    ]  # fmt: skip
+    assert len(replies) >= 60
+    verdicts = dict(task.judge(replies, judge))
+    ours = [
+        (v.facts.get("base") == "passed", v.correct)
+        for v in (verdicts[str(n)] for n in range(len(rows)))
+    ]
+    theirs = [(row["evalplus"][0] == "p", row["evalplus"] == "pp") for row in rows]
+    assert ours == theirs
+    assert any(both for _, both in ours)
