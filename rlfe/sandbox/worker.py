@@ -63,7 +63,7 @@ class Worker:
             options["jail"], options["bubblewrap"] = "namespaces", True
             start = [*bubblewrap.command(wrapper, packages), os.path.realpath(sys.executable)]
         self._process = subprocess.Popen(
-            [*start, "-I", "-S", "-B", "-c", _BOOT, json.dumps(options), root],
+            [*start, "-P", "-s", "-S", "-B", "-c", _BOOT, json.dumps(options), root],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if wrapper else None,
