@@ -188,3 +188,23 @@ def test_export_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert rlfe("export", str(run), "--out", out) == 2
     assert "Choose one with --settings" in capsys.readouterr().err
     assert rlfe("export", str(run), "--out", out, "--settings", "0000000000") == 3
+
+
+def test_the_scorer_evalplus_needs_its_extra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlfe.tasks import evalplus_scorer
+
+    file = samples(tmp_path / "s.jsonl", [{"task_id": "Mbpp/2", "solution": RIGHT}])
+    words = ("judge", "--task", "mbpp_plus", "--samples", file, "--scorer", "evalplus")
+    monkeypatch.setattr(evalplus_scorer.importlib.util, "find_spec", lambda name: None)
+    assert rlfe(*words) == 2
+    assert "pip install 'rlfe[evalplus]'" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(evalplus_scorer.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        evalplus_scorer, "run", lambda *given, **more: ([("pass", "fail")], {"judge": 1.0})
+    )
+    assert rlfe(*words, "--json") == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["status"], row["base"], row["plus"]) == ("failed", "passed", "failed")
