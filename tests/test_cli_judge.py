@@ -197,11 +197,10 @@ def test_the_scorer_evalplus_needs_its_extra(
 
     file = samples(tmp_path / "s.jsonl", [{"task_id": "Mbpp/2", "solution": RIGHT}])
     words = ("judge", "--task", "mbpp_plus", "--samples", file, "--scorer", "evalplus")
-    monkeypatch.setattr(evalplus_scorer.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(evalplus_scorer, "is_installed", lambda: False)
     assert rlfe(*words) == 2
     assert "pip install 'rlfe[evalplus]'" in capsys.readouterr().err
-    monkeypatch.undo()
-    monkeypatch.setattr(evalplus_scorer.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(evalplus_scorer, "is_installed", lambda: True)
     monkeypatch.setattr(
         evalplus_scorer, "run", lambda *given, **more: ([("pass", "fail")], {"judge": 1.0})
     )

@@ -25,13 +25,18 @@ DATASETS = {"mbpp_plus": "mbpp", "humaneval_plus": "humaneval"}
 _STATUS = {"pass": Status.PASSED, "fail": Status.FAILED, "timeout": Status.TIMEOUT}
 
 
+def is_installed() -> bool:
+    """Whether this interpreter has evalplus."""
+    return importlib.util.find_spec("evalplus") is not None
+
+
 def score(task: Task, programs: Sequence[tuple[Problem, str]], *, workers: int) -> list[Verdict]:
     """One verdict per program, in order; the status is base and plus together."""
     if not isinstance(task, PlusTask):
         raise RequestError(
             f"evalplus does not score {task.name}", hint=f"It scores {', '.join(DATASETS)}."
         )
-    if importlib.util.find_spec("evalplus") is None:
+    if not is_installed():
         raise RequestError(
             "--scorer evalplus needs evalplus", hint="Install it: pip install 'rlfe[evalplus]'"
         )
