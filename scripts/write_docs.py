@@ -37,9 +37,8 @@ EXIT_CODES = """\
 
 def pages(command: click.Command, parent: click.Context | None, name: str) -> Iterator[str]:
     """The help of a command and of everything below it, as Markdown sections."""
-    context = click.Context(
-        command, info_name=name, parent=parent, terminal_width=98, max_content_width=98
-    )
+    settings = {**command.context_settings, "terminal_width": 98, "max_content_width": 98}
+    context = click.Context(command, info_name=name, parent=parent, **settings)
     yield f"## {context.command_path}\n\n```text\n{command.get_help(context).rstrip()}\n```\n"
     if isinstance(command, click.Group):
         for below in command.list_commands(context):
