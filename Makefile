@@ -41,6 +41,7 @@ $(DEMO_VENV)/.installed: pyproject.toml
 	touch $@
 
 demo: $(DEMO_VENV)/.installed
+	$(DEMO_VENV)/bin/python -m pip install -q --no-deps --force-reinstall .
 	$(DEMO_VENV)/bin/python scripts/demo.py .demo
 
 clean:
