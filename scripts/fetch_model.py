@@ -52,7 +52,9 @@ def convert(gguf: Path, folder: Path) -> None:
     """GGUF file -> config, safetensors weights, tokenizer, generation config."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     loaded = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     config = loaded.config
