@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlfe.checkpoints import problems
 from rlfe.engines.drawing import draw, uniforms
 from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.generation import cut
@@ -22,6 +23,7 @@ from rlfe.engines.weights import Lora
 from rlfe.errors import NotFoundError, RequestError, RlfeError
 from rlfe.training.batching import joined
 from rlfe.types import Batch, Finish, Message, Prompt, Request, Sampling
+from rlfe.weights import read_header
 from tests.test_engine_contract import MeanLogp, a_batch, a_request
 from tests.tiny_model import write_tiny_model
 
@@ -506,3 +508,17 @@ def test_recurrent_layers_sample_learn_and_save(tiny_model, tmp_path: Path, one_
     learner.export(tmp_path / "out")
     again = TransformersLearner(tmp_path / "out", dtype="float32", device="cpu")
     assert np.allclose(again.logprobs(batch), learner.logprobs(batch), atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [None, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tied_head_is_stored_once_whatever_the_dtype(
+    tiny_model: Path, one_thread: None, tmp_path: Path, dtype: str, lora: Lora | None
+) -> None:
+    assert json.loads((tiny_model / "config.json").read_text())["tie_word_embeddings"] is True
+    learner, _ = trained(tiny_model, dtype=dtype, lora=lora)
+    learner.export(tmp_path)
+    names = set(read_header(tmp_path / "model.safetensors")[0])
+    assert "model.embed_tokens.weight" in names
+    assert "lm_head.weight" not in names
+    assert problems(tmp_path, need_tokenizer_config=True) == []

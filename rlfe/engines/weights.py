@@ -129,16 +129,24 @@ def save_model(
     model: Any, state: Mapping[str, torch.Tensor], dtype: torch.dtype, base: Path, folder: Path
 ) -> None:
     """Write a complete model directory: `state` cast once, the rest from the base's folder."""
-    cast = {
-        name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-        for name, tensor in state.items()
-    }
-    model.save_pretrained(str(folder), state_dict=cast)
+    model.save_pretrained(str(folder), state_dict=cast_once(state, dtype))
     _write_json(folder / "config.json", _config(base, folder, dtype))
     config = read_json(base / "config.json") or {}
     own = read_json(base / "generation_config.json")
     _write_json(folder / "generation_config.json", repaired_generation_config(own, config, {}))
     copy_tokenizer(base, folder)
+
+
+def cast_once(state: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The tensors in `dtype`; tied ones stay one tensor and are stored once, as in the base.
+
+    A head stored beside its tied embedding contradicts `tie_word_embeddings` in config.json.
+    """
+    cast: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    for tensor in state.values():
+        if tensor.is_floating_point():
+            cast.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
+    return {name: cast.get((t.data_ptr(), t.shape), t) for name, t in state.items()}
 
 
 def _config(base: Path, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
