@@ -40,7 +40,8 @@ def main() -> None:
         path = folder / old
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     started = time.monotonic()
-    run("python", str(HERE / "fetch_model.py"), "smollm2-135m-instruct", folder=folder)
+    scripts = Path(os.path.relpath(HERE, folder))
+    run("python", str(scripts / "fetch_model.py"), "smollm2-135m-instruct", folder=folder)
     for settings in CELLS.values():
         run("rlfe", "train", "--recipe", "demo", *settings, folder=folder)
     checkpoints = ["--ckpt-glob", "runs/*/global_step_*", "--base", "smollm2-135m-instruct"]
@@ -53,7 +54,7 @@ def main() -> None:
     run("rlfe", "push", *runs, "--to-folder", "published", "--yes", folder=folder)
     last = max((folder / runs[0]).glob("global_step_*"), key=lambda p: int(p.name.split("_")[-1]))
     subfolder = f"{cells[0]}/{last.name}"
-    run("python", str(HERE / "load_back.py"), "published", subfolder, folder=folder)
+    run("python", str(scripts / "load_back.py"), "published", subfolder, folder=folder)
     print(
         f"\nAll of it took {time.monotonic() - started:.0f} s. Look at {folder.name}/eval.png and"
     )
