@@ -40,7 +40,7 @@ PACKAGES = (
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "failed writing file")
 # What may differ on resume: it changes no number of the run.
-FREE_KEYS = ("about", "track.", "run.resume", "matrix.")
+FREE_KEYS = ("about", "track.", "run.resume", "matrix.", "study.")
 
 
 def disk_full(error: BaseException) -> bool:
@@ -212,6 +212,7 @@ class RunDir:
 
         facts = {
             **provenance(hashes),
+            "assumptions": list(recipe.study.assumptions),
             "origins": {k: v for k, v in origins.items() if v != "default"},
         }
         write_text(folder / "config.toml", dump(recipe))

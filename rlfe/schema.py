@@ -290,6 +290,9 @@ class Study(Section):
     title: str = key("", "of the study; recorded")
     hypothesis: str = key("", "recorded")
     criterion: str = key("", "recorded, in words")
+    assumptions: tuple[str, ...] = key(
+        (), 'settings that the study leaves open, as "key" or "key: why"'
+    )
     budget_gpu_hours: NonNegative = key(0.0, "recorded; an overrun is shown, not enforced")
     max_wall_minutes: NonNegative = key(0.0, "recorded; an overrun is shown, not enforced")
 

@@ -291,6 +291,16 @@ def test_a_run_without_a_config_still_has_a_card_that_says_so(tmp_path):
     assert metadata.problem(text) is None
 
 
+def test_what_the_study_leaves_open_stands_in_the_card_with_its_value(tmp_path):
+    run = make_run(tmp_path / "runs", steps=(30,))
+    assert "Assumptions:" not in made(run).card_text()
+    given = 'assumptions = ["kl.beta: not said", "optim.beta2"]'
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace("assumptions = []", given))
+    told = "Assumptions: left open by the study and chosen here: `kl.beta` = 0 (not said); "
+    assert told + "`optim.beta2` = 0.999" in made(run).card_text()
+
+
 def test_no_claim_stands_beside_what_could_have_been_seen(series):
     text = made(series[1]).card_text()
     assert re.search(r"> Forgetting: no claim, .* \(differences below 0.0 points", text)

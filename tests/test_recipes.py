@@ -200,6 +200,35 @@ def test_a_dry_run_of_training_resolves_to_the_studys_settings(
     assert list(tmp_path.iterdir()) == []
 
 
+ASSUMED = {  # what each study has to state, at least
+    **{
+        arm: {"data.subsets", "data.split", "prompt.style", "reward.kind", "optim.lr",
+              "loss.clip_high", "entropy.coef"}
+        for arm in ARMS
+    },
+    "lr-ladder": {"prompt.style", "train.prompts_per_step", "train.mini_batch_rollouts",
+                  "loss.clip_low", "loss.aggregation", "optim.beta2"},
+    "lag-staleness": {"lora.alpha", "prompt.style", "loss.aggregation", "optim.beta1",
+                      "optim.beta2", "optim.eps", "optim.grad_clip"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ASSUMED)
+def test_what_a_study_leaves_open_is_listed_under_keys_that_exist(name):
+    recipe = config.load([name]).recipe
+    listed = [text.partition(": ")[0] for text in recipe.study.assumptions]
+    assert ASSUMED[name] <= set(listed)
+    assert set(listed) <= set(config.flat(recipe))
+    assert len(listed) == len(set(listed))
+
+
+def test_the_experiment_document_lists_the_assumptions_with_their_values(capsys):
+    assert run(["recipes", "doc", "lag-staleness"], {}) == 0
+    text = capsys.readouterr().out
+    assert "Assumptions (the study leaves these open):" in text
+    assert "- `optim.beta2 = 0.95`: the sketch's SDK default" in text
+
+
 @pytest.mark.parametrize("name", config.shipped())
 def test_every_shipped_recipe_trains_after_its_checks_and_has_a_cell_name(name):
     recipe = config.load([name]).recipe

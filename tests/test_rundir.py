@@ -48,6 +48,13 @@ def test_a_new_run_records_its_settings_versions_and_where_they_came_from(tmp_pa
     assert "loss.old" not in facts["origins"]
 
 
+def test_the_record_lists_what_the_study_leaves_open(tmp_path):
+    run = RunDir(tmp_path / "run")
+    create(run, 'study.assumptions=["kl.beta: not said"]')
+    facts = json.loads(run.provenance.read_text())
+    assert facts["assumptions"] == ["kl.beta: not said"]
+
+
 def test_a_run_is_never_silently_overwritten(tmp_path):
     run = RunDir(tmp_path / "run")
     create(run)

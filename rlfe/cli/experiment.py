@@ -41,6 +41,12 @@ def _setting(key: str, item: Any) -> str:
     return f"- `{key} = {'none' if item is None else value(item)}`"
 
 
+def assumption(text: str, flat: Mapping[str, Any]) -> str:
+    """ "key: why" with the value that the key has."""
+    key, _, why = text.partition(": ")
+    return _setting(key, flat.get(key)) + (f": {why}" if why else "")
+
+
 def _overview(
     loaded: Mapping[str, Recipe], flats: Mapping[str, Mapping[str, Any]], differing: Sequence[str]
 ) -> str:
@@ -65,6 +71,9 @@ def _chapter(name: str, recipe: Recipe, flat: Mapping[str, Any], differing: Sequ
         f"- {recipe.train.steps} steps of {recipe.train.prompts_per_step} prompts x "
         f"{recipe.train.group_size} rollouts, a checkpoint every {recipe.save.every} steps"
     ]
+    if recipe.study.assumptions:
+        lines += ["", "Assumptions (the study leaves these open):", ""]
+        lines += [assumption(text, flat) for text in recipe.study.assumptions]
     lines += ["", "Source:", "", f"- recipe `{name}` (`rlfe recipes show {name}`)"]
     lines += ["", "Outputs:", ""]
     lines += [f"- `runs/{cell}`" for cell in _cells(name, recipe)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rlfe.config import flat
 from rlfe.hub.card_text import code, one_line, value_text, without_folders
 from rlfe.hub.cardfacts import DEFAULT_LR, lr_side, rate_text, steps_text
 from rlfe.hub.series import Cell, differences
@@ -54,10 +55,12 @@ def training_lines(cells: Sequence[Cell]) -> list[str]:
     for key, tell in (
         ("task", _task_line), ("algorithm", _algorithm_line), ("replay", _replay_line),
         ("optimiser", _optimiser_line), ("hardware", _hardware_line), ("time", _time_line),
+        ("assumptions", _assumptions_line),
     ):  # fmt: skip
         told: dict[str, list[str]] = {}
         for cell in cells:
-            told.setdefault(tell(cell), []).append(cell.name)
+            if text := tell(cell):
+                told.setdefault(text, []).append(cell.name)
         for text, names in told.items():
             where = "" if len(told) == 1 else f" ({', '.join(f'`{name}`' for name in names)})"
             lines.append(f"{key.capitalize()}: {text}{where}")
@@ -128,6 +131,19 @@ def _time_line(cell: Cell) -> str:
     if cell.seconds < MINUTES_BELOW_SECONDS:
         return f"{cell.seconds / 60:.1f} minutes of steps"
     return f"{cell.seconds / 3600:.1f} h of steps"
+
+
+def _assumptions_line(cell: Cell) -> str:
+    """What the study leaves open, with the value taken; nothing without assumptions."""
+    if cell.recipe is None or not cell.recipe.study.assumptions:
+        return ""
+    values = flat(cell.recipe)
+    told = []
+    for text in cell.recipe.study.assumptions:
+        key, _, why = text.partition(": ")
+        value = value_text(values[key]) if key in values else "?"
+        told.append(f"`{key}` = {value}" + (f" ({one_line(why)})" if why else ""))
+    return f"left open by the study and chosen here: {'; '.join(told)}"
 
 
 def difference_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
