@@ -572,14 +572,27 @@ def test_a_card_only_push_keeps_the_commits_in_the_card(lfs, tmp_path, repo):
     assert commits(hub) == before
 
 
-def test_what_does_not_load_is_a_warning_and_stands_in_the_receipt(lfs, tmp_path, repo):
+def test_a_subfolder_that_does_not_load_is_exit_3_and_is_named(lfs, tmp_path, repo):
     pytest.importorskip("transformers")
-    _, driver = lfs
-    run = make_run(tmp_path, steps=(30,))
-    (run / "global_step_30" / "tokenizer.json").write_text("{}")
-    done = driver.rlfe("push", run, "--repo", repo, "--no-card", "--yes")
-    assert done.code == 0, done.err
-    assert f"{run.name}/global_step_30 does not load" in done.err
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30, 60))
+    good = (run / "global_step_30" / "tokenizer.json").read_text()
+    for step in (30, 60):
+        (run / f"global_step_{step}" / "tokenizer.json").write_text("{}")
+    push = ("push", run, "--repo", repo, "--no-card", "--tag", "v1", "--yes")
+    for _ in range(2):  # a second try does not forget it
+        done = driver.rlfe(*push)
+        assert done.code == 3, done.err
+        assert f"{run.name}/global_step_30 does not load" in done.err
+        assert f"{run.name}/global_step_60 does not load" in done.err
+        assert "not verified" in done.out
     receipt = json.loads((run / ".rlfe" / "receipt.json").read_text())
-    assert receipt["verified"] is True
-    assert len(receipt["unloadable"]) == 1
+    assert receipt["verified"] is False
+    assert len(receipt["unloadable"]) == 2
+    assert hub.repos[repo].tags == {}
+    assert driver.rlfe(*push[:-1], "--no-verify", "--yes").code == 0
+    for step in (30, 60):
+        (run / f"global_step_{step}" / "tokenizer.json").write_text(good)
+    done = driver.rlfe(*push)
+    assert done.code == 0, done.err
+    assert json.loads((run / ".rlfe" / "receipt.json").read_text())["verified"] is True

@@ -56,7 +56,7 @@ from rlfe.hub.paths import check_repo_id
     help="Checkpoints in one commit (the Hub takes 128 commits an hour).",
 )  # fmt: skip
 @pages.option(
-    "How", "--verify/--no-verify", default=True, help="Compare every file's id afterwards."
+    "How", "--verify/--no-verify", default=True, help="Compare ids and load configs afterwards."
 )
 @pages.option("How", "--wait", is_flag=True, help="Wait for the hourly commit limit.")
 @pages.option("How", "--dry-run", is_flag=True, help="Plan and card only (the default); wins.")

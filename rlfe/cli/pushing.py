@@ -288,12 +288,10 @@ class Push:
         sent += [last] if last else []
         wrong = verify(client, plan, caches) if request.verify else []
         unloadable = load_problems(client, plan, caches) if request.verify and not wrong else []
-        for text in unloadable:
-            output.warn(text)
-        if request.tag and not wrong:
+        if request.tag and not wrong and not unloadable:
             client.tag(request.tag)
         self._write_receipts(client, plan, sent, wrong, unloadable)
-        return sent, wrong
+        return sent, wrong + unloadable
 
     def _write_receipts(
         self,
@@ -303,7 +301,7 @@ class Push:
         wrong: Sequence[str],
         unloadable: Sequence[str],
     ) -> None:
-        verified = not wrong if self.request.verify else None
+        verified = not (wrong or unloadable) if self.request.verify else None
         head = client.head()
         try:
             write_receipts(
@@ -323,8 +321,8 @@ class Push:
             output.result(f"{self.request.to_folder}: {len(plan.to_send)} parts written")
         if wrong:
             raise PartialError(
-                f"{self.request.place} differs from what was sent:\n  " + "\n  ".join(wrong[:10]),
-                hint="Run the same command again.",
+                f"{self.request.place} is not as it should be:\n  " + "\n  ".join(wrong[:10]),
+                hint="Repair what does not load (or give --no-verify) and run the command again.",
             )
         last = next((u.checkpoint for u in reversed(plan.units) if u.checkpoint), None)
         if last is not None:

@@ -65,6 +65,14 @@ class Cache:
     def put_complete(self, step_folder: str, entries: Iterable[Entry]) -> None:
         self._put("complete", step_folder, signature(entries))
 
+    def is_loadable(self, small_files: str) -> bool:
+        """Whether a checkpoint with these configuration and tokenizer files loaded before."""
+        return small_files in self.known["loadable"]
+
+    def put_loadable(self, small_files: str) -> None:
+        if not self.is_loadable(small_files):
+            self._put("loadable", small_files, True)
+
     def packed(self, name: str, sources: Iterable[Entry]) -> tuple[int, Hashes] | None:
         """Size and hashes of a packed file made before from exactly these sources."""
         line = self.known["packed"].get(name)
@@ -120,7 +128,8 @@ def _key(entry: Entry) -> list[int]:
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:
-    empty: dict[str, dict[str, Any]] = {"files": {}, "clean": {}, "complete": {}, "packed": {}}
+    kinds = ("files", "clean", "complete", "loadable", "packed")
+    empty: dict[str, dict[str, Any]] = {kind: {} for kind in kinds}
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -33,30 +33,41 @@ def verify(client: Client, plan: Plan, caches: Mapping[str, Cache]) -> list[str]
 
 
 def load_problems(client: Client, plan: Plan, caches: Mapping[str, Cache]) -> list[str]:
-    """Checkpoints whose configuration or tokenizer does not load, each kind of files once.
+    """Pushed subfolders whose configuration or tokenizer does not load, in words; empty: all do.
 
-    Loaded from the local folder (the same bytes, as `verify` has found), one of them through the
-    Hub. A finding says something about the checkpoint, not about the push.
+    Loaded from the local folder (the same bytes, as `verify` has found), each kind of files once,
+    and the last checkpoint through the Hub. What loaded before is remembered with its files.
     """
     try:
-        from transformers import AutoConfig, AutoTokenizer
+        import transformers  # noqa: F401
     except ImportError:  # torch-free installation: ids were compared, nothing is loaded
         return []
     items = [with_hashes(item, caches[unit.cell]) for unit in plan.units for item in unit.items]
     wrong: list[str] = []
-    seen: set[str] = set()
+    seen: dict[str, str | None] = {}
     checkpoints = [unit.checkpoint for unit in plan.units if unit.checkpoint is not None]
     for checkpoint in checkpoints:
+        cache = caches[checkpoint.subfolder.split("/")[0]]
         key = _small_files_key(checkpoint.subfolder, items)
-        if key in seen:
-            continue
-        seen.add(key)
-        try:
-            AutoConfig.from_pretrained(checkpoint.folder)
-            AutoTokenizer.from_pretrained(checkpoint.folder)
-        except Exception as error:  # any failure of the loaders is the finding itself
-            wrong.append(f"{checkpoint.subfolder} does not load: {str(error).splitlines()[0]}")
+        if key not in seen:
+            seen[key] = None if cache.is_loadable(key) else _load_problem(checkpoint.folder)
+        problem = seen[key]
+        if problem is None:
+            cache.put_loadable(key)
+        else:
+            wrong.append(f"{checkpoint.subfolder} does not load: {problem}")
     return wrong or _remote_load_problem(client, [c.subfolder for c in checkpoints][-1:])
+
+
+def _load_problem(folder: Path) -> str | None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    try:
+        AutoConfig.from_pretrained(folder)
+        AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # any failure of the loaders is the finding itself
+        return _words(error)
+    return None
 
 
 def _remote_load_problem(client: Client, subfolders: Sequence[str]) -> list[str]:
@@ -71,8 +82,12 @@ def _remote_load_problem(client: Client, subfolders: Sequence[str]) -> list[str]
                     client.repo_id, subfolder=subfolder, revision=client.revision, cache_dir=cache
                 )
             except Exception as error:  # any failure of the loaders is the finding itself
-                return [f"{subfolder} does not load from the Hub: {str(error).splitlines()[0]}"]
+                return [f"{subfolder} does not load from the Hub: {_words(error)}"]
     return []
+
+
+def _words(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def _small_files_key(subfolder: str, items: Sequence[Item]) -> str:
@@ -97,7 +112,8 @@ def write_receipts(
         items = [i for unit in plan.units if unit.cell == run.name for i in unit.items]
         receipt = {
             "schema": "rlfe.receipt/1", "repo": repo, "revision": revision, "head": head,
-            "cell": run.name, "tag": tag, "verified": verified, "unloadable": list(unloadable),
+            "cell": run.name, "tag": tag, "verified": verified,
+            "unloadable": _of(run.name, unloadable),
             "checkpoints": [checkpoint.name for checkpoint in run.checkpoints],
             "left_home": dict(run.left_home), "files": len(items),
             "bytes": sum(item.size for item in items), "commits": [asdict(sent) for sent in mine],
@@ -106,3 +122,7 @@ def write_receipts(
         rundir.write_text(path, json.dumps(records.plain(receipt), indent=2) + "\n")
         written.append(path)
     return written
+
+
+def _of(cell: str, findings: Sequence[str]) -> list[str]:
+    return [text for text in findings if text.startswith(f"{cell}/")]
