@@ -1,5 +1,6 @@
 """Settings that may not stand together: refused before anything is loaded.
 
+The one place for rules over several keys; `config show`, `sweep`, `train` and its dry run use it.
 Ranges of single values are the schema's. What needs the data (prompt lengths, whether the replay
 buffer can ever fill) is checked by the training command. Try: `check(load(["tiny"]).recipe)`.
 """
@@ -15,8 +16,10 @@ from rlfe.schema import EvalTask, Recipe
 DEFAULT_SAMPLES, DEFAULT_SAMPLES_GSM8K = 160, 8  # docs/statistics.md
 
 
-def check(recipe: Recipe, *, training: bool = False) -> None:
+def check(recipe: Recipe, *, training: bool = False) -> list[str]:
     """Refuse settings that contradict each other (docs/algorithms.md 1, 2.3, 3, 7, 11).
+
+    Returns what a user should know about settings that work but may not be meant.
 
     Args:
         recipe: The resolved recipe.
@@ -25,12 +28,16 @@ def check(recipe: Recipe, *, training: bool = False) -> None:
     Raises:
         RequestError: Every contradiction, one a line.
     """
-    checks = (_advantage, _filter, _policy, _lengths, _buckets, _engine, _evaluation)
+    checks = (
+        *(_advantage, _filter, _policy, _clip, _lengths),
+        *(_buckets, _engine, _validation, _evaluation),
+    )
     lines = [line for part in checks for line in part(recipe)]
     if training:
         lines += _training(recipe)
     if lines:
         raise RequestError("\n".join(lines), hint="Change one of the named keys with --set.")
+    return list(_notes(recipe))
 
 
 def _training(recipe: Recipe) -> Iterator[str]:
@@ -81,6 +88,11 @@ def _policy(recipe: Recipe) -> Iterator[str]:
         yield f"mismatch.low = {low} is not below mismatch.high = {high}"
 
 
+def _clip(recipe: Recipe) -> Iterator[str]:
+    if recipe.loss.clip_low >= 1:
+        yield f"loss.clip_low = {recipe.loss.clip_low:g} leaves no lower bound above 0"
+
+
 def _lengths(recipe: Recipe) -> Iterator[str]:
     if recipe.train.max_tokens >= recipe.model.max_len:
         yield (
@@ -103,12 +115,20 @@ def _buckets(recipe: Recipe) -> Iterator[str]:
 
 def _engine(recipe: Recipe) -> Iterator[str]:
     pair = (recipe.engine.sampler, recipe.engine.learner)
-    for name in ("fake", "tinker"):
-        if name in pair and pair != (name, name):
-            yield (
-                f'engine.sampler = "{pair[0]}", engine.learner = "{pair[1]}": '
-                f'"{name}" goes with itself only'
-            )
+    if "fake" in pair and pair != ("fake", "fake"):
+        yield (
+            f'engine.sampler = "{pair[0]}", engine.learner = "{pair[1]}": '
+            '"fake" goes with itself only'
+        )
+
+
+def _validation(recipe: Recipe) -> Iterator[str]:
+    chosen = recipe.validate_
+    if chosen.temperature == 0 and chosen.samples > 1:
+        yield (
+            f"validate.samples = {chosen.samples} at validate.temperature = 0 would be copies of "
+            "one sample"
+        )
 
 
 def _evaluation(recipe: Recipe) -> Iterator[str]:
@@ -122,3 +142,20 @@ def _evaluation(recipe: Recipe) -> Iterator[str]:
 def _samples(task: str, settings: EvalTask) -> int:
     default = DEFAULT_SAMPLES_GSM8K if task.startswith("gsm8k") else DEFAULT_SAMPLES
     return settings.n or default
+
+
+def _notes(recipe: Recipe) -> Iterator[str]:
+    if recipe.train.group_size == 1:
+        yield "train.group_size = 1: every advantage is 0, nothing is learned from rewards"
+    if recipe.filter.strategy == "top_k" and recipe.filter.include_zero:
+        yield "filter: top_k with include_zero may keep flat groups, which teach nothing"
+    defaults = type(recipe.lora)()
+    if recipe.lora.rank == 0 and recipe.lora != defaults:
+        yield "lora.alpha and lora.targets are not used: lora.rank = 0 trains all weights"
+    if recipe.replay.strategy != "none" and recipe.replay.weight == 0:
+        yield "replay.lambda = 0: no replay buffer is kept"
+    if recipe.train.group_size != 8 and recipe.diagnostics.k_buckets is None:
+        yield (
+            f"train.group_size = {recipe.train.group_size}: no buckets of success counts are "
+            "logged unless diagnostics.k_buckets names them"
+        )

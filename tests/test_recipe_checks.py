@@ -1,9 +1,9 @@
 import pytest
 
-from rlfe.config import load, shipped
+from rlfe.cli.main import run
+from rlfe.config import check, load, shipped
 from rlfe.errors import RequestError
 from rlfe.schema import Recipe
-from rlfe.training.checks import check
 
 
 def recipe(**sections):
@@ -26,11 +26,11 @@ def recipe(**sections):
             "reward.normalization = mean",
         ),
         ({"advantage": {"name": "dr_grpo"}}, "seq-mean-token-sum-norm"),
-        ({"loss": {"old": "recomputed"}, "lag": {"steps": 4}}, "lag.steps = 4"),
-        ({"mismatch": {"mode": "tis"}}, "mismatch.mode = tis"),
+        ({"loss": {"old": "recomputed"}, "lag": {"steps": 4}}, "lag.steps = 0, it is 4"),
+        ({"mismatch": {"mode": "tis"}}, 'mismatch.mode = "tis"'),
         ({"mismatch": {"low": 3.0}}, "mismatch.low = 3"),
         ({"loss": {"clip_low": 1.0}}, "loss.clip_low = 1"),
-        ({"filter": {"strategy": "top_k", "value": 4.0}}, "(0, 1]"),
+        ({"filter": {"strategy": "top_k", "value": 4.0}}, "at most 1"),
         ({"filter": {"strategy": "top_k_abs", "value": 2.5}}, "whole number"),
         ({"train": {"max_tokens": 4096}}, "no room for a prompt"),
         ({"validate": {"samples": 4, "temperature": 0.0}}, "copies of one sample"),
@@ -42,6 +42,34 @@ def test_contradictions_are_refused_with_their_keys(sections, said):
         check(recipe(**sections))
     assert said in caught.value.what
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("bad", [["0-2"], ["1-4"], ["1-2", "2-3"], ["x"], ["2-"], ["3-2"]])
+def test_buckets_are_ranges_of_mixed_groups_that_do_not_overlap(bad):
+    with pytest.raises(RequestError, match="k_buckets"):
+        check(recipe(train={"group_size": 4}, diagnostics={"k_buckets": bad}))
+
+
+def test_every_contradiction_is_named_at_once_wherever_settings_are_shown(capsys):
+    sets = ["--set", "loss.clip_low=1.5", "--set", "mismatch.low=3"]
+    for words in (
+        ["config", "show", "--recipe", "tiny", *sets],
+        ["sweep", "lr-ladder", *sets],
+        ["train", "--recipe", "tiny", *sets],
+        ["train", "--recipe", "tiny", *sets, "--dry-run"],
+    ):
+        assert run(words, {}) == 2
+        err = capsys.readouterr().err
+        assert "loss.clip_low = 1.5 leaves no lower bound above 0" in err
+        assert "mismatch.low = 3.0 is not below" in err
+
+
+def test_settings_that_may_not_be_meant_are_named_wherever_settings_are_shown(capsys):
+    sets = ["--set", "train.group_size=4"]
+    assert run(["config", "show", "--recipe", "lr-ladder", *sets], {}) == 0
+    assert "no buckets of success counts" in capsys.readouterr().err
+    assert run(["sweep", "lr-ladder", *sets], {}) == 0
+    assert capsys.readouterr().err.count("no buckets of success counts") == 1
 
 
 @pytest.mark.parametrize("name", shipped())

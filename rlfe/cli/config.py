@@ -33,7 +33,8 @@ def show(
 ) -> None:
     """Every value with its origin; recipes, RLFE_* variables and --set applied."""
     resolved = config.load(recipe, sets, pages.environment(ctx))
-    config.check(resolved.recipe)
+    for text in config.check(resolved.recipe):
+        output.warn(text)
     known = config.keys()
     rows: list[dict[str, Any]] = [
         {

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from rlfe import sweeps
+from rlfe import config, sweeps
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
 from rlfe.cli.workers import Ended, Task, endings, gpu_list, run_all
@@ -64,6 +64,8 @@ def command(
         raise RequestError("--run and --slurm exclude each other", hint="Give one of the two.")
     environment = pages.environment(ctx)
     cells = sweeps.cells([recipe], sets, environment)
+    for text in _notes(cells):
+        output.warn(text)
     options = ["--runs-dir", str(runs_dir), *(("--engine", engine) if engine else ())]
     options += ["--require-isolation"] if require_isolation else []
     commands = {cell.name: sweeps.train_command([recipe], sets, cell, options) for cell in cells}
@@ -88,6 +90,13 @@ def command(
     _finish(ended)
     if not run:
         output.hint(f"Next: {shlex.join(['rlfe', 'sweep', recipe, *_words(sets), '--run'])}")
+
+
+def _notes(cells: Sequence[sweeps.Cell]) -> list[str]:
+    """What the cells' settings may not mean, each once; a cell that cannot train is refused."""
+    return list(
+        dict.fromkeys(text for cell in cells for text in config.check(cell.recipe, training=True))
+    )
 
 
 def _words(sets: Sequence[str]) -> list[str]:

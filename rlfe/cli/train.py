@@ -105,7 +105,8 @@ def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved
         "run.seed": options["seed"],
     }
     resolved = config.load(options["recipe"], options["sets"], pages.environment(ctx), flags)
-    config.check(resolved.recipe, training=True)
+    for text in config.check(resolved.recipe, training=True):
+        output.warn(text)
     varied = sweeps.varied(resolved)
     if varied and options["dry_run"]:
         output.warn(f"one run without what the recipe varies: {', '.join(varied)}")
@@ -167,7 +168,6 @@ def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], jud
     """Everything that can be refused is refused before the model is loaded."""
     from rlfe.engines import check_engines, computes_in_float32, make_engines, make_tokenizer
     from rlfe.tasks import get
-    from rlfe.training.checks import check
     from rlfe.training.job import Job, training_list
     from rlfe.training.replay import check_feasible
     from rlfe.training.state import replay_settings
@@ -175,8 +175,6 @@ def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], jud
 
     recipe = resolved.recipe
     check_engines(recipe)
-    for text in check(recipe):
-        output.warn(text)
     task = get(
         recipe.task.name,
         recipe.task.module,

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlfe.errors import RequestError
 from rlfe.types import Batch
 
 Value = float | int | None
@@ -80,25 +79,13 @@ def bucket_of(k: int, *, buckets: Sequence[str] = DEFAULT_BUCKETS) -> str | None
     return next((bucket for bucket in buckets if k in _members(bucket)), None)
 
 
-def checked_buckets(buckets: Sequence[str] | None, *, group_size: int) -> tuple[str, ...]:
+def used_buckets(buckets: Sequence[str] | None, *, group_size: int) -> tuple[str, ...]:
     """The buckets to use: given ones, else those of group size 8; () for other sizes.
 
-    Raises:
-        RequestError: A bucket that is no number or range, reaches outside 1..N-1, or overlaps.
+    That given ones lie within 1..N-1 and do not overlap is checked by `rlfe.recipe_checks`.
     """
     if buckets is None:
         return DEFAULT_BUCKETS if group_size == DEFAULT_GROUP_SIZE else ()
-    seen: set[int] = set()
-    for bucket in buckets:
-        first, _, last = bucket.partition("-")
-        good = first.isdecimal() and (last.isdecimal() or "-" not in bucket)
-        members = set(_members(bucket)) if good else set()
-        if not members or not members <= set(range(1, group_size)) or members & seen:
-            raise RequestError(
-                f'diagnostics.k_buckets: "{bucket}" is no free range within 1-{group_size - 1}',
-                hint='write buckets as ["1", "2", "3-5", "6-7"]',
-            )
-        seen |= members
     return tuple(buckets)
 
 

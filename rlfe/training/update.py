@@ -243,7 +243,7 @@ def update_metrics(job: Job, done: Updates) -> Metrics:
         metrics |= diagnostics.step_metrics(
             done.tables,
             group_size=recipe.train.group_size,
-            buckets=diagnostics.checked_buckets(
+            buckets=diagnostics.used_buckets(
                 recipe.diagnostics.k_buckets, group_size=recipe.train.group_size
             ),
             clip_low=recipe.loss.clip_low,
