@@ -355,3 +355,15 @@ def test_a_recipe_can_name_its_problems(tiny_model: Path, tmp_path: Path) -> Non
     assert [problem.id for problem in job.data.problems] == names
     with pytest.raises(RequestError, match='"letters/none" is not a training problem'):
         a_job(tiny_model, tmp_path / "other", {"data.ids": ["letters/none"]})
+
+
+def test_what_the_source_of_the_problems_lacks_is_said_and_recorded(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    task: Any = Letters()
+    task.notes = ["data set x has no train split in codeforces"]
+    a_run(tiny_model, tmp_path / "run", {"train.steps": 1}, task=task)
+    record = json.loads((tmp_path / "run" / "provenance.json").read_text())["training"]
+    assert record["data_notes"] == task.notes
+    log = (tmp_path / "run" / "logs" / "train.log").read_text()
+    assert f"warning: {task.notes[0]}" in log

@@ -231,3 +231,44 @@ def test_an_own_file_that_does_not_fit_is_refused(tmp_path: Path) -> None:
                   finish=Finish.STOP)  # fmt: skip
     with pytest.raises(RequestError, match="not a bool"):
         list(task.judge([reply], None))
+
+
+SPLITS = {"primeintellect": ["train"], "taco": ["train"], "lcbv5": ["train", "test"],
+          "codeforces": ["test"]}  # fmt: skip
+
+
+@pytest.fixture
+def coder_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> Data:
+    """The public data set's subsets and splits, with one problem each."""
+    import datasets
+
+    def names(source: str, subset: str, revision: Any = None) -> list[str]:
+        return SPLITS[subset]
+
+    def load(source: str, subset: str, *, split: str, revision: Any = None) -> Any:
+        assert split in SPLITS[subset]
+        return [{"problem": f"{subset} {split}", "tests": [{"input": "1", "output": "1"}]}]
+
+    monkeypatch.setattr(datasets, "get_dataset_split_names", names)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    return Data(source="agentica-org/DeepCoder-Preview-Dataset", subsets=tuple(SPLITS))
+
+
+def test_subsets_without_the_split_are_left_out_and_named(coder_on_the_hub: Data) -> None:
+    task: Any = get("deepcoder", data=coder_on_the_hub)
+    assert [p.prompt for p in task.problems("train")] == [
+        "primeintellect train", "taco train", "lcbv5 train",
+    ]  # fmt: skip
+    assert [p.prompt for p in task.problems("test")] == ["lcbv5 test", "codeforces test"]
+    assert task.notes == [
+        "data set agentica-org/DeepCoder-Preview-Dataset has no train split in codeforces",
+        "data set agentica-org/DeepCoder-Preview-Dataset has no test split in primeintellect, taco",
+    ]
+    assert not {p.id for p in task.problems("train")} & {p.id for p in task.problems("test")}
+
+
+def test_a_split_that_no_subset_has_is_refused(coder_on_the_hub: Data) -> None:
+    data = coder_on_the_hub.model_copy(update={"subsets": ("taco", "codeforces")})
+    task = get("deepcoder", data=data)
+    with pytest.raises(RequestError, match="no split val: taco has train; codeforces has test"):
+        task.problems("val")

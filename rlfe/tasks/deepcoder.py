@@ -139,6 +139,7 @@ class DeepCoder(CodingTask):
             )
         self.data, self.cpu_seconds = data, cpu_seconds
         self.fraction, self.thinking = fraction, thinking
+        self.notes: list[str] = []  # what the reading left out
         self._loaded: dict[str, tuple[Problem, ...]] = {}
 
     def problems(self, split: str) -> tuple[Problem, ...]:
@@ -149,7 +150,7 @@ class DeepCoder(CodingTask):
     def _read(self, split: str) -> tuple[Problem, ...]:
         return tuple(
             _problem(row, number, split)
-            for number, row in enumerate(sources.rows(self.data, split))
+            for number, row in enumerate(sources.rows(self.data, split, self.notes))
         )
 
     def prompt(self, problem: Problem, style: str, examples: Sequence[str] = ()) -> Prompt:

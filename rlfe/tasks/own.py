@@ -138,11 +138,12 @@ class SourcedMbpp(Mbpp):
     def __init__(self, *, data: Data, **settings: Any) -> None:
         super().__init__(**settings)
         self.data = data
+        self.notes: list[str] = []
         self._loaded: dict[str, tuple[Problem, ...]] = {}
 
     def problems(self, split: str) -> tuple[Problem, ...]:
         if split not in self._loaded:
-            rows = sources.rows(self.data, split)
+            rows = sources.rows(self.data, split, self.notes)
             self._loaded[split] = tuple(_asserted(row, n, split) for n, row in enumerate(rows))
         return self._loaded[split]
 
@@ -217,11 +218,12 @@ class SourcedGsm8k(Gsm8k):
     def __init__(self, *, data: Data, **settings: Any) -> None:
         super().__init__(**settings)
         self.data = data
+        self.notes: list[str] = []
         self._loaded: dict[str, tuple[Problem, ...]] = {}
 
     def problems(self, split: str) -> tuple[Problem, ...]:
         if split not in self._loaded:
-            rows = sources.rows(self.data, split)
+            rows = sources.rows(self.data, split, self.notes)
             self._loaded[split] = tuple(_questioned(row, n, split) for n, row in enumerate(rows))
         return self._loaded[split]
 

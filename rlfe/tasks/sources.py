@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,23 @@ def is_file(source: str) -> bool:
     return source.endswith(FILE_ENDINGS)
 
 
-def rows(data: Data, split: str) -> list[dict[str, Any]]:
+def rows(data: Data, split: str, notes: list[str] | None = None) -> list[dict[str, Any]]:
     """All rows of a split, each with `subset` where subsets were asked for.
+
+    A file is one list of problems: every split of it is the whole file. Of a data set, subsets
+    without the split are left out; `notes` gets a sentence that says which.
 
     Raises:
         NotFoundError: no such file or data set. NetworkError: the Hub does not answer.
-        RequestError: a line that is no JSON object, a column that is not there.
+        RequestError: a file or line that cannot be read, a split or column that is not there.
     """
     assert data.source is not None
-    found = _from_file(Path(data.source)) if is_file(data.source) else _from_hub(data, split)
+    if is_file(data.source):
+        found = _from_file(Path(data.source))
+    else:
+        found, left_out = _from_hub(data, split)
+        if left_out and notes is not None:
+            notes.append(f"data set {data.source} has no {split} split in {', '.join(left_out)}")
     return [_renamed(row, data.columns, number) for number, row in enumerate(found)]
 
 
@@ -73,7 +81,8 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     return row
 
 
-def _from_hub(data: Data, split: str) -> list[dict[str, Any]]:
+def _from_hub(data: Data, split: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of all subsets that have the split, and the names of those that lack it."""
     try:
         import datasets
     except ImportError:
@@ -82,8 +91,13 @@ def _from_hub(data: Data, split: str) -> list[dict[str, Any]]:
             hint="pip install 'rlfe[train]', or give a local JSONL or Parquet file.",
         ) from None
     found: list[dict[str, Any]] = []
+    lacking: dict[str, list[str]] = {}
     for subset in data.subsets or (None,):
         try:
+            there = datasets.get_dataset_split_names(data.source, subset, revision=data.revision)
+            if not _has(there, split):
+                lacking[subset or "default"] = there
+                continue
             part = datasets.load_dataset(data.source, subset, split=split, revision=data.revision)
         except (FileNotFoundError, ValueError) as error:
             raise NotFoundError(
@@ -93,7 +107,18 @@ def _from_hub(data: Data, split: str) -> list[dict[str, Any]]:
         except OSError as error:
             raise NetworkError(f"data set {data.source} cannot be read: {error}") from error
         found += [{**row, "subset": subset} if subset else dict(row) for row in part]
-    return found
+    if len(lacking) == len(data.subsets or (None,)):
+        names = "; ".join(f"{subset} has {', '.join(there)}" for subset, there in lacking.items())
+        raise RequestError(
+            f"data set {data.source} has no split {split}: {names}",
+            hint="Set data.split (training) or validate.split to one of these.",
+        )
+    return found, list(lacking)
+
+
+def _has(there: Sequence[str], split: str) -> bool:
+    """Whether all parts of a split are there; `train[:100]+test` is such a split too."""
+    return all(part.split("[")[0].strip() in (*there, "all") for part in split.split("+"))
 
 
 def digest(found: Iterable[Mapping[str, Any]]) -> str:

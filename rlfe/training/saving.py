@@ -69,6 +69,9 @@ def drop_expired(job: Job, done: int) -> None:
 
 def record_start(job: Job) -> None:
     """Write into provenance.json what runs, as the code that runs says it."""
+    notes: tuple[str, ...] = tuple(getattr(job.task, "notes", ()))  # what its source lacks
+    for text in notes:
+        job.warn(text)
     facts = {
         "sampler": job.sampler.name,
         "learner": job.learner.name,
@@ -79,6 +82,7 @@ def record_start(job: Job) -> None:
         "problems": len(job.data.problems),
         "prompts_too_long": job.data.left_out,
         "task_version": job.task.version,
+        "data_notes": notes,
     }
     _add_to_provenance(job, {"training": facts})
 
