@@ -272,3 +272,20 @@ def test_a_split_that_no_subset_has_is_refused(coder_on_the_hub: Data) -> None:
     task = get("deepcoder", data=data)
     with pytest.raises(RequestError, match="no split val: taco has train; codeforces has test"):
         task.problems("val")
+
+
+ROWS = {
+    "mbpp": {"prompt": "Add.", "tests": ["assert add(1, 2) == 3"]},
+    "gsm8k": {"question": "How many?", "answer": "#### 7"},
+    "deepcoder": {"problem": "Say 1.", "tests": [{"input": "", "output": "1"}]},
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_problems_of_a_file_are_the_same_under_every_split(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text((json.dumps(ROWS[name]) + "\n") * 3)
+    task = get(name, data=Data(source=str(path)))
+    kind = "deepcoder/rows" if name == "deepcoder" else "rows"
+    assert [p.id for p in task.problems("train")] == [f"{kind}/0", f"{kind}/1", f"{kind}/2"]
+    assert [p.id for p in task.problems("test")] == [p.id for p in task.problems("train")]

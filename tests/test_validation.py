@@ -8,6 +8,7 @@ from rlfe.errors import RequestError, RlfeError
 from rlfe.randomness import derive
 from rlfe.rundir import RunDir
 from rlfe.schema import Recipe
+from rlfe.tasks import get
 from rlfe.training.job import Job, training_list
 from rlfe.training.validation import is_due, validated, validation_list
 from rlfe.types import Problem, Prompt, Status, Verdict
@@ -190,3 +191,29 @@ def test_the_share_of_flat_groups_needs_as_many_samples_as_a_group_has(tmp_path)
         )
         metrics = validated(work, held_out_of(work), finished_steps=0)
         assert metrics["validate/flat_share"] == expected
+
+
+def test_a_file_that_is_trained_on_whole_leaves_nothing_to_validate_on(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "How many?", "answer": "#### 7"}\n' * 3)
+    sampler = FakeSampler(adds)
+
+    def held_out(size):
+        recipe = Recipe.model_validate(
+            {
+                "task": {"name": "gsm8k"},
+                "data": {"source": str(path), "size": size},
+                "validate": {"every": 2},
+                "prompt": {"style": "base"},
+                "train": {"max_tokens": 20},
+                "model": {"max_len": 4000},
+            }
+        )
+        task = get("gsm8k", data=recipe.data)
+        trained = training_list(recipe, task, sampler.tokenizer)
+        return validation_list(recipe, task, sampler.tokenizer, trained)
+
+    with pytest.raises(RequestError, match="no problem that is not trained on") as caught:
+        held_out(None)
+    assert "A file has no splits" in str(caught.value)
+    assert [problem.id for problem in held_out(2).data.problems] == ["rows/2"]

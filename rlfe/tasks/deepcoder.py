@@ -148,10 +148,12 @@ class DeepCoder(CodingTask):
         return self._loaded[split]
 
     def _read(self, split: str) -> tuple[Problem, ...]:
-        return tuple(
-            _problem(row, number, split)
-            for number, row in enumerate(sources.rows(self.data, split, self.notes))
-        )
+        found = []
+        for number, row in enumerate(sources.rows(self.data, split, self.notes)):
+            name = f"deepcoder/{row.get('subset') or 'rows'}/{number}"
+            name = sources.problem_id(self.data, split, name)
+            found.append(_problem(row, number, split, name))
+        return tuple(found)
 
     def prompt(self, problem: Problem, style: str, examples: Sequence[str] = ()) -> Prompt:
         check_style(style, self.name)
@@ -243,7 +245,7 @@ def _arguments(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, list) else (given,)
 
 
-def _problem(row: Mapping[str, Any], number: int, split: str) -> Problem:
+def _problem(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:
     metadata = row.get("metadata") or {}
     metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
     try:
@@ -254,10 +256,9 @@ def _problem(row: Mapping[str, Any], number: int, split: str) -> Problem:
         ) from None
     except (RequestError, ValueError) as error:
         raise RequestError(f"row {number}: {error}") from error
-    subset = row.get("subset") or "rows"
     solutions = row.get("solutions") or ()
     return Problem(
-        id=f"deepcoder/{subset}/{split}/{number}",
+        id=name,
         task="deepcoder",
         split=split,
         prompt=str(row.get("problem", row.get("prompt", ""))),

@@ -144,7 +144,10 @@ class SourcedMbpp(Mbpp):
     def problems(self, split: str) -> tuple[Problem, ...]:
         if split not in self._loaded:
             rows = sources.rows(self.data, split, self.notes)
-            self._loaded[split] = tuple(_asserted(row, n, split) for n, row in enumerate(rows))
+            self._loaded[split] = tuple(
+                _asserted(row, n, split, sources.problem_id(self.data, split, f"rows/{n}"))
+                for n, row in enumerate(rows)
+            )
         return self._loaded[split]
 
     def prompt(self, problem: Problem, style: str, examples: Sequence[str] = ()) -> Prompt:
@@ -181,7 +184,7 @@ class SourcedMbpp(Mbpp):
         return {**super().facts(outcome), **({"judged": "in_jail_assert"} if in_jail else {})}
 
 
-def _asserted(row: Mapping[str, Any], number: int, split: str) -> Problem:
+def _asserted(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:
     lacking = [name for name in ("prompt", "tests") if name not in row]
     if lacking:
         raise RequestError(
@@ -191,7 +194,7 @@ def _asserted(row: Mapping[str, Any], number: int, split: str) -> Problem:
     tests = row["tests"]
     tests = tuple(tests.strip().split("\n") if isinstance(tests, str) else tests)
     return Problem(
-        id=str(row.get("id", f"rows/{split}/{number}")),
+        id=str(row.get("id", name)),
         task="mbpp",
         split=split,
         prompt=str(row["prompt"]),
@@ -224,7 +227,10 @@ class SourcedGsm8k(Gsm8k):
     def problems(self, split: str) -> tuple[Problem, ...]:
         if split not in self._loaded:
             rows = sources.rows(self.data, split, self.notes)
-            self._loaded[split] = tuple(_questioned(row, n, split) for n, row in enumerate(rows))
+            self._loaded[split] = tuple(
+                _questioned(row, n, split, sources.problem_id(self.data, split, f"rows/{n}"))
+                for n, row in enumerate(rows)
+            )
         return self._loaded[split]
 
     def data_sha256(self) -> str:
@@ -232,7 +238,7 @@ class SourcedGsm8k(Gsm8k):
         return sources.digest({"prompt": p.prompt, "answer": p.answer} for p in found)
 
 
-def _questioned(row: Mapping[str, Any], number: int, split: str) -> Problem:
+def _questioned(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:
     lacking = [name for name in ("question", "answer") if name not in row]
     if lacking:
         raise RequestError(
@@ -241,7 +247,7 @@ def _questioned(row: Mapping[str, Any], number: int, split: str) -> Problem:
         )
     answer = str(row["answer"])
     return Problem(
-        id=str(row.get("id", f"rows/{split}/{number}")),
+        id=str(row.get("id", name)),
         task="gsm8k",
         split=split,
         prompt=str(row["question"]),

@@ -121,6 +121,16 @@ def _has(there: Sequence[str], split: str) -> bool:
     return all(part.split("[")[0].strip() in (*there, "all") for part in split.split("+"))
 
 
+def problem_id(data: Data, split: str, name: str) -> str:
+    """An id for a row without one: `rows/train/7`; of a file, whose splits are the same, `rows/7`.
+
+    The split stands before the row's number only where another split has other rows.
+    """
+    assert data.source is not None
+    head, _, number = name.rpartition("/")
+    return name if is_file(data.source) else f"{head}/{split}/{number}"
+
+
 def digest(found: Iterable[Mapping[str, Any]]) -> str:
     """sha256 of rows, whatever they came from."""
     whole = hashlib.sha256()

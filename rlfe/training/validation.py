@@ -18,6 +18,7 @@ from rlfe.errors import RequestError, RlfeError
 from rlfe.randomness import derive
 from rlfe.schema import Recipe
 from rlfe.tasks.base import Reply, Task
+from rlfe.tasks.sources import is_file
 from rlfe.training.job import Job, TrainingList
 from rlfe.training.lengths import fitting
 from rlfe.training.rewards import as_array, flat_share, reward
@@ -60,7 +61,7 @@ def validation_list(
         split = chosen.split or "test"
         raise RequestError(
             f'validate.split = "{split}" of task {task.name} has no problem that is not trained on',
-            hint="Name another validate.split, or set validate.every = 0.",
+            hint=_other_problems(recipe),
         )
     style = recipe.prompt.style or "base"
     prompts = tuple(task.prompt(p, style, recipe.prompt.examples) for p in problems)
@@ -76,6 +77,13 @@ def validation_list(
         data=TrainingList(problems=tuple(problems), prompts=prompts, prompt_ids=prompt_ids),
         max_tokens=tuple(max(0, min(recipe.train.max_tokens, left)) for left in room),
     )
+
+
+def _other_problems(recipe: Recipe) -> str:
+    """Where held-out problems may come from. A file is the same list under every split."""
+    if recipe.data.source is not None and is_file(recipe.data.source):
+        return "A file has no splits: train on part of it (data.size), or set validate.every = 0."
+    return "Name another validate.split, or set validate.every = 0."
 
 
 def validated(job: Job, held_out: ValidationList, *, finished_steps: int) -> dict[str, object]:
