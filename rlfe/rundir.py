@@ -29,7 +29,6 @@ PACKAGES = (
     "torch",
     "transformers",
     "vllm",
-    "tinker",
     "peft",
     "accelerate",
     "safetensors",

@@ -24,6 +24,16 @@ def _number(value: Any) -> Any:
     return value
 
 
+NOT_BUILT = ("tinker",)  # engines that are planned: refused in words, never offered
+
+
+def _built(value: Any) -> Any:
+    """An engine's name; a planned one is told apart from a misspelt one."""
+    if value in NOT_BUILT:
+        raise ValueError(f'the engine "{value}" is not built')
+    return value
+
+
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
@@ -251,8 +261,12 @@ class Stop(Section):
 
 
 class Engine(Section):
-    sampler: Literal["transformers", "vllm", "tinker", "fake"] = key("transformers", "what samples")
-    learner: Literal["transformers", "tinker", "fake"] = key("transformers", "what learns")
+    sampler: Annotated[Literal["transformers", "vllm", "fake"], BeforeValidator(_built)] = key(
+        "transformers", "what samples"
+    )
+    learner: Annotated[Literal["transformers", "fake"], BeforeValidator(_built)] = key(
+        "transformers", "what learns"
+    )
     device: str = key("auto", "auto, cpu, cuda, mps")
     threads: CountOrZero = key(0, "CPU threads of torch; 0: the library's default")
     sample_batch: Count | None = key(

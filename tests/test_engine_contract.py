@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import numpy as np
 import pytest
 
+from rlfe import config
 from rlfe.checkpoints import problems
+from rlfe.cli import eval as evaluation
+from rlfe.cli import sweep, train
+from rlfe.cli.main import run
 from rlfe.engines import LEARNERS, SAMPLERS, check_engines, make_engines
 from rlfe.engines.base import Learner, Sampler
 from rlfe.engines.vllm_settings import installed
@@ -185,8 +190,30 @@ def test_every_built_engine_is_under_contract() -> None:
 
 
 def test_an_engine_that_is_not_built_is_refused_in_words() -> None:
-    with pytest.raises(RequestError, match='"tinker" is not built; there is: transformers, vllm'):
-        check_engines(Recipe(engine=Engine(sampler="tinker")))
+    for key in ("engine.sampler", "engine.learner"):
+        with pytest.raises(RequestError, match='the engine "tinker" is not built'):
+            config.load([], [f"{key}=tinker"])
+    for command in (train.command, evaluation.command, sweep.command):
+        engine = next(param for param in command.params if param.name == "engine")
+        assert list(engine.type.choices) == list(SAMPLERS)
+        with pytest.raises(click.UsageError, match='the engine "tinker" is not built') as caught:
+            engine.type.convert("tinker", engine, None)
+        assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--recipe", "tiny", "--dry-run"],
+        ["eval", "--base", "model", "--task", "gsm8k", "--dry-run"],
+        ["sweep", "lr-ladder"],
+    ],
+)
+def test_no_command_takes_an_engine_that_is_not_built(capsys, words) -> None:
+    assert run([*words, "--engine", "tinker"], {}) == 2
+    assert 'the engine "tinker" is not built' in capsys.readouterr().err
+    assert run([words[0], "--help"], {}) == 0
+    assert "tinker" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(installed(), reason="vllm is installed")

@@ -133,6 +133,10 @@ def test_a_dry_run_imports_no_torch() -> None:
         (["train", "--recipe", "tiny", "--set", "optim.learning_rate=1"], 2, "optim.lr"),
         (["train", "--recipe", "tiny", "--set", "model.path=nowhere"], 5, "nowhere does not exist"),
         (["train", "--recipe", "tiny", "--engine", "tinker"], 2, '"tinker" is not built'),
+        (
+            ["train", "--recipe", "tiny", "--set", "engine.learner=tinker"],
+            *(2, '"tinker" is not built'),
+        ),
         (["train", "--recipe", "lr-ladder"], 2, "it is a sweep"),
         (small("--resume", "--overwrite"), 2, "exclude each other"),
         (small("--set", "task.name=nope"), 2, "nope"),
@@ -161,6 +165,21 @@ def test_a_rule_that_ends_a_run_exits_with_3(capsys) -> None:
     assert rlfe(*small(*rules, *stop)) == 3  # babble solves nothing: every step is empty
     assert "kept nothing for 2 steps in a row" in capsys.readouterr().err
     assert [path.name for path in Path("runs").glob("*/global_step_*")] == ["global_step_2"]
+
+
+def test_resume_of_a_run_that_a_rule_ended_says_why_and_trains_nothing(capsys) -> None:
+    rules = ["--set", "filter.strategy=top_p", "--set", "filter.value=0.9"]
+    words = small("--name", "x", *rules, "--set", "filter.empty_stop_steps=2")
+    assert rlfe(*words) == 3
+    before = Path("runs/x/metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    assert rlfe(*words, "--resume") == 3
+    out, err = capsys.readouterr()
+    assert "empty" in out
+    assert "kept nothing for 2 steps in a row" in err
+    assert "start it again with --overwrite" in err
+    assert Path("runs/x/metrics.jsonl").read_bytes() == before
+    assert rlfe(*words, "--overwrite") == 3
 
 
 def test_a_second_process_in_one_run_folder_is_refused(capsys) -> None:

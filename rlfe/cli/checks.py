@@ -68,7 +68,7 @@ def versions() -> Iterator[Finding]:
 
 def engines() -> Iterator[Finding]:
     """What may sample and learn here."""
-    for name, needs in (("transformers", "train"), ("vllm", "vllm"), ("tinker", "tinker")):
+    for name, needs in (("transformers", "train"), ("vllm", "vllm")):
         there = util.find_spec(name) is not None and (name != "transformers" or _has_torch())
         fix = "" if there else f"pip install 'rlfe[{needs}]'"
         version = _version(name) if there else "not installed"

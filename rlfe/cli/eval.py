@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from rlfe.cli import help as pages
+from rlfe.cli import values
 from rlfe.errors import RequestError
 
 WHAT, SAMPLING, HOW, OUTPUT = "What to score", "Sampling", "How", "Output"
@@ -89,7 +90,7 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 @pages.option(
     HOW,
     "--engine",
-    type=click.Choice(["transformers", "vllm", "tinker", "fake"]),
+    type=values.Engine(),
     help="What samples; default: the run's.",
 )
 @pages.option(HOW, "--workers", type=int, metavar="N", help="Judge workers; default: the cores.")

@@ -20,7 +20,7 @@ import click
 
 from rlfe import config, sweeps
 from rlfe.cli import help as pages
-from rlfe.cli import output
+from rlfe.cli import output, values
 from rlfe.errors import PartialError, RequestError, RlfeError
 from rlfe.naming import cell_of, format_cell
 from rlfe.rundir import RunDir
@@ -51,7 +51,7 @@ INTERRUPTED = 130
 @pages.option(
     WHERE,
     "--engine",
-    type=click.Choice(["transformers", "vllm", "tinker", "fake"]),
+    type=values.Engine(),
     help="What samples and learns; default: the recipe's.",
 )
 @pages.option(HOW, "--resume", is_flag=True, help="Go on with the run in that folder.")
@@ -270,7 +270,10 @@ def _report(
         output.hint(f"Go on with: {real_command({**options, 'resume': True, 'overwrite': False})}")
         return INTERRUPTED
     if ending.status not in ("done", "nothing_left"):
-        raise PartialError(f"{run.path} ended early: {ending.reason}")
+        raise PartialError(
+            f"{run.path} ended early: {ending.reason}",
+            hint="It does not go on with --resume; start it again with --overwrite.",
+        )
     output.hint(f"Next: rlfe eval --ckpt-glob {shlex.quote(f'{run.path}/global_step_*')}")
     return 0
 

@@ -37,7 +37,7 @@ def make_sampler(
         lora, model: For training in one process (`make_engines`).
 
     Raises:
-        RequestError: The engine is not built, or a library that it needs is not installed.
+        RequestError: A library that the engine needs is not installed.
         NotFoundError: There is no such model.
     """
     facts = {"dtype": dtype, "revision": revision, "thinking": thinking, "max_len": max_len}
@@ -86,20 +86,8 @@ def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
     return sampler, learner
 
 
-def needs(names: dict[str, Callable[..., Any]], name: str, kind: str) -> None:
-    """Refuse an engine that does not exist yet, before anything is loaded."""
-    if name not in names:
-        known = ", ".join(names)
-        raise RequestError(
-            f'engine.{kind} "{name}" is not built; there is: {known}',
-            hint=f"Use --set engine.{kind}={next(iter(names))}.",
-        )
-
-
 def check_engines(recipe: Recipe) -> None:
-    """RequestError if the recipe names an engine that is not built or not installed."""
-    needs(SAMPLERS, recipe.engine.sampler, "sampler")
-    needs(LEARNERS, recipe.engine.learner, "learner")
+    """RequestError if the recipe names an engine that is not installed."""
     if recipe.engine.sampler == "vllm":
         from rlfe.engines.vllm_settings import need_vllm
 
@@ -107,7 +95,6 @@ def check_engines(recipe: Recipe) -> None:
 
 
 def _made(names: dict[str, Callable[..., Any]], name: str, *args: Any, **kwargs: Any) -> Any:
-    needs(names, name, "sampler" if names is SAMPLERS else "learner")
     try:
         return names[name](*args, **kwargs)
     except ModuleNotFoundError as error:
