@@ -1,10 +1,18 @@
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from rlfe.errors import RlfeError
+from rlfe.training import loop
+from rlfe.training.clock import Clock
+from rlfe.training.recording import disagreement, open_trackers, sample_rows
+from rlfe.training.rollouts import sampled_groups
+from rlfe.training.selection import select
 from rlfe.training.tracking import SampleRow, Start, Trackers, run_id, step_line, tracked
 from rlfe.types import StepRecord
+from tests.training_doubles import a_job, a_run
 
 RECORD = StepRecord(
     step=31,
@@ -155,6 +163,7 @@ def test_trackio_gets_names_steps_and_tables(tmp_path, monkeypatch):
     trackers.samples(ROWS, step=30)
     trackers.close()
     assert (calls[0]["project"], calls[0]["resume"]) == ("deepcoder_RAGEN_final_3", "allow")
+    assert calls[0]["name"] == "Qwen/Qwen2.5-Coder-7B-200-GRPO-top-p-0.9-abc123"
     assert calls[1] == (tracked(RECORD), 31)
     assert calls[2][0]["samples"]["completion"].tolist() == ["4 ```", "7"]
     assert calls[3] == "finish"
@@ -208,3 +217,58 @@ def test_the_console_line_is_aligned():
     assert step_line(bare, steps=9) == (
         "step 1/9  reward      -  groups   -/-    replayed    0  kl        -     0.0 s"
     )
+
+
+FAKE_ENGINE = {"engine.sampler": "fake", "engine.learner": "fake"}
+
+
+def opened_id(tmp_path, monkeypatch, folder, loggers):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    job = a_job("unused", tmp_path / folder, {**FAKE_ENGINE, "track.loggers": loggers})
+    open_trackers(job, 0)
+    return fake.calls[0][1]["id"]
+
+
+@pytest.mark.parametrize("loggers", [["wandb"], ["console", "wandb"]])
+def test_runs_of_one_name_never_share_a_history(tmp_path, monkeypatch, loggers):
+    ids = {opened_id(tmp_path, monkeypatch, f"{place}/run", loggers) for place in ("a", "b")}
+    assert len(ids) == 2
+    assert not any("run" in name for name in ids)
+    kept = (tmp_path / "a" / "run" / ".rlfe" / "tracker_id").read_text().strip()
+    assert kept in ids
+
+
+def test_trackers_are_closed_when_a_step_fails(tmp_path, monkeypatch):
+    def fail(*_):
+        raise RlfeError("disk full")
+
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(loop, "write_rollouts", fail)
+    with pytest.raises(RlfeError, match="disk full"):
+        a_run("unused", tmp_path / "run", {**FAKE_ENGINE, "track.loggers": ["wandb"]})
+    assert fake.calls[-1] == ("finish",)
+
+
+def test_a_dropped_group_has_no_advantage_in_the_sample_table(tmp_path):
+    job = a_job("unused", tmp_path / "run", FAKE_ENGINE)
+    job.sampler.load(job.learner.snapshot(0))
+    chosen = select(job, sampled_groups(job, 0, Clock()))
+    texts = job.data.texts()
+    assert [row.advantage for row in sample_rows(chosen, 0, texts)].count(None) == 0
+    nothing = replace(chosen, kept=(), advantages=())
+    assert {row.advantage for row in sample_rows(nothing, 0, texts)} == {None}
+
+
+@pytest.mark.parametrize(
+    ("mean", "clipped", "said"),
+    [
+        (0.2, 0.0, "0.2 per token on average (lag.fresh_limit = 0.05)"),
+        (0.01, 0.07, "7.00% of the tokens are outside the clip range (lag.fresh_clip = 0.05)"),
+        (None, None, ""),
+    ],
+)
+def test_the_warning_of_freshness_names_the_limit_that_broke(mean, clipped, said):
+    metrics = {"lag/fresh_mean_abs": mean, "lag/fresh_clip": clipped}
+    assert disagreement(metrics, 0.05, 0.05) == said

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from rlfe.config import flat
 from rlfe.records import append_jsonl, plain
 from rlfe.training.clock import Clock, peak_memory
@@ -29,10 +27,11 @@ SHOWN_SAMPLES = 16  # rows of a sample table
 def open_trackers(job: Job, finished_steps: int) -> Trackers:
     """The trackers that `track.loggers` names; none of them is needed."""
     track = job.recipe.track
+    hosted = any(name != "console" for name in track.loggers)
     start = Start(
         project=track.project,
         name=track.name or job.run.name,
-        run_id=run_id(job.run.private / "tracker_id") if len(track.loggers) > 1 else job.run.name,
+        run_id=run_id(job.run.private / "tracker_id") if hosted else job.run.name,
         folder=job.run.path if track.dir is None else job.run.path.parent / track.dir,
         config=plain(flat(job.recipe)),
         step=finished_steps,
@@ -59,16 +58,15 @@ def record(
 
 
 def sample_rows(chosen: Selection, step: int, prompts: Mapping[str, str]) -> list[SampleRow]:
-    """The first rollout of each group for a sample table; advantage 0 where it was not kept."""
+    """The first rollout of each group for a sample table; None where it was not kept."""
     advantages = chosen.advantages_by_slot()
-    nothing = np.zeros(1)
     return [
         SampleRow(
             step=step + 1,
             prompt=prompts[group.problem_id],
             completion=group.rollouts[0].completion.text,
             reward=group.rollouts[0].reward,
-            advantage=float(advantages.get(group.slot, nothing)[0]),
+            advantage=float(advantages[group.slot][0]) if group.slot in advantages else None,
         )
         for group in chosen.groups[:SHOWN_SAMPLES]
     ]
@@ -77,12 +75,8 @@ def sample_rows(chosen: Selection, step: int, prompts: Mapping[str, str]) -> lis
 def warn(job: Job, now: Progress, step: int, metrics: Mapping[str, Any]) -> None:
     """What a user should know while the run goes on, each once."""
     if metrics.get("lag/fresh_ok") == 0:
-        limit, _ = freshness_limits(job)
-        text = (
-            f"step {step + 1}: sampler and trainer disagree by "
-            f"{metrics['lag/fresh_mean_abs']:.3g} per token (limit {limit:g})"
-        )
-        job.warn(text, kind="fresh")
+        broken = disagreement(metrics, *freshness_limits(job))
+        job.warn(f"step {step + 1}: sampler and trainer disagree: {broken}", kind="fresh")
     cut = metrics.get("length/truncated") or 0.0
     if cut > TRUNCATED_WARNING:
         text = f"{cut:.0%} of the rollouts of step {step + 1} were cut at train.max_tokens"
@@ -92,6 +86,18 @@ def warn(job: Job, now: Progress, step: int, metrics: Mapping[str, Any]) -> None
     if now.buffer is not None:
         for text in now.buffer.warnings(step=step, total_steps=job.recipe.train.steps):
             job.warn(text)
+
+
+def disagreement(metrics: Mapping[str, Any], limit: float, clip_limit: float) -> str:
+    """Which of the two limits of freshness broke, by how much."""
+    mean, clipped = metrics.get("lag/fresh_mean_abs"), metrics.get("lag/fresh_clip")
+    found = []
+    if mean is not None and mean > limit:
+        found.append(f"{mean:.3g} per token on average (lag.fresh_limit = {limit:g})")
+    if clipped is not None and clipped >= clip_limit:
+        text = f"{clipped:.2%} of the tokens are outside the clip range"
+        found.append(f"{text} (lag.fresh_clip = {clip_limit:g})")
+    return ", and ".join(found)
 
 
 def warn_flat(job: Job, before: Mapping[str, Any]) -> None:
@@ -116,6 +122,7 @@ ABSENT: dict[str, None] = dict.fromkeys(
         *("clip/wclip_common", "kl/k1", "kl/k2", "kl/k3", "mismatch/mean", "mismatch/k3"),
         *("replay/loss_nll", "replay/lambda", "replay/tokens", "replay/rollouts", "replay/fill"),
         *("replay/waiting", "replay/buffer_size", "replay/grad_share", "replay/kl_to_behaviour"),
-        *("lag/fingerprint_ok", "lag/fresh_ok", "lag/fresh_mean_abs", "save/merge_delta"),
+        *("lag/fingerprint_ok", "lag/fresh_ok", "lag/fresh_mean_abs", "lag/fresh_clip"),
+        "save/merge_delta",
     )
 )

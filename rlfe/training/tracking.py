@@ -3,7 +3,9 @@
 What: opening the trackers that `track.loggers` names, one call per step, tables of samples. Each
 library is imported only when asked for. A tracker that fails is named once and left out; it never
 stops a run. Samples leave the machine only with `track.samples`. A resumed run continues the same
-history: its id lies in the run folder. Not here: metrics.jsonl (loop.py), printing (rlfe.cli).
+history, and no other run does: its random id lies in the run folder and goes with it, so that
+`--overwrite` and a run of the same name elsewhere begin their own. Not here: metrics.jsonl
+(recording.py), printing (rlfe.cli).
 
 Without an API key wandb writes offline (`wandb sync` sends it later) instead of asking.
 """
@@ -31,7 +33,7 @@ class SampleRow(NamedTuple):
     prompt: str
     completion: str
     reward: float | None
-    advantage: float
+    advantage: float | None
 
 
 class Tracker(Protocol):
@@ -147,7 +149,10 @@ class Trackio:
 
         self._library = trackio
         trackio.init(
-            project=start.project, name=start.name, config=dict(start.config), resume="allow"
+            project=start.project,
+            name=f"{start.name}-{start.run_id}",
+            config=dict(start.config),
+            resume="allow",
         )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -228,7 +233,7 @@ def run_id(path: Path) -> str:
 
 
 def _as_text(row: SampleRow) -> str:
-    head = f"reward {_shown(row.reward, '.3g')}, advantage {row.advantage:.3g}"
+    head = f"reward {_shown(row.reward, '.3g')}, advantage {_shown(row.advantage, '.3g')}"
     return f"**{head}**\n\n{_fenced(row.prompt)}\n\n{_fenced(row.completion)}"
 
 

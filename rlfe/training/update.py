@@ -238,6 +238,7 @@ def update_metrics(job: Job, done: Updates) -> Metrics:
         "replay/grad_share": done.grad_share,
         "lag/fresh_ok": None if done.fresh is None else int(done.fresh.ok),
         "lag/fresh_mean_abs": None if done.fresh is None else done.fresh.mean_abs_log_ratio,
+        "lag/fresh_clip": None if done.fresh is None else done.fresh.clip_raw,
     }
     if done.tables:
         metrics |= diagnostics.step_metrics(
