@@ -9,6 +9,7 @@ shown and stored as `step` is t + 1. Try it: `rlfe train --recipe tiny`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ from rlfe.training.recording import open_trackers, record, sample_rows, warn, wa
 from rlfe.training.rollouts import sampled_groups, write_rollouts
 from rlfe.training.selection import Selection, select, selection_metrics
 from rlfe.training.stops import Stop
+from rlfe.training.tracking import Trackers
 from rlfe.training.update import Updates, freshness_limits, update, update_metrics
 from rlfe.types import Group
 
@@ -47,18 +49,21 @@ def train(job: Job) -> Ending:
         RlfeError: Something failed; the last saved state is whole (`--resume`).
     """
     with held(job.run):
-        return steps(job)
+        now = state.resumed(job) if job.resume else state.fresh(job)
+        stop = now.stops.standing(now.step)
+        if stop is not None:  # a rule ended this run; more steps would not be the same run
+            return ended(job, now.step, stop)
+        if now.step >= job.recipe.train.steps:
+            return Ending(status="nothing_left", step=now.step)
+        saving.record_start(job)
+        with closing(open_trackers(job, now.step)) as trackers:
+            return steps(job, now, trackers)
 
 
-def steps(job: Job) -> Ending:
+def steps(job: Job, now: state.Progress, trackers: Trackers) -> Ending:
     """The loop over training steps."""
     total = job.recipe.train.steps
-    now = state.resumed(job) if job.resume else state.fresh(job)
-    if now.step >= total:
-        return Ending(status="nothing_left", step=now.step)
-    saving.record_start(job)
     job.log(f"training from step {now.step + 1} to {total}")
-    trackers = open_trackers(job, now.step)
     held_out = validation.validation_list(job.recipe, job.task, job.sampler.tokenizer, job.data)
     first = validation.due(job, held_out, 0) if now.step == 0 else {}
     warn_flat(job, first)
@@ -100,7 +105,6 @@ def steps(job: Job) -> Ending:
         warn(job, now, step, metrics)
         if stop is not None or (ends and now.step < total):
             break
-    trackers.close()
     return ended(job, now.step, stop)
 
 

@@ -68,6 +68,10 @@ class StopCounters:
             self.consecutive_nonfinite = 0
         if reward_mean is not None:
             self._rewards.append(reward_mean)
+        return self.standing(step)
+
+    def standing(self, step: int) -> Stop | None:
+        """The rule that has ended the run after `step` steps: also of a run that is resumed."""
         return self._diverged(step) or self._starved(step) or self._collapsed(step)
 
     def state(self) -> dict[str, Any]:
