@@ -14,9 +14,11 @@ import pytest
 
 from rlfe.checkpoints import problems
 from rlfe.errors import RequestError, RlfeError
+from rlfe.schema import Data
+from rlfe.tasks import get
 from rlfe.training.job import Nobody
 from rlfe.training.loop import train
-from rlfe.training.state import resumed
+from rlfe.training.state import fresh, resumed, save
 from tests.test_loop import lines, rollouts, weights
 from tests.training_doubles import REPLAY, Letters, a_job, a_run
 
@@ -227,3 +229,53 @@ def test_a_full_disk_while_the_state_is_saved_keeps_the_earlier_one(
         train(job)
     a_run(tiny_model, tmp_path / "cut", REPLAY, resume=True)
     same(tmp_path / "whole", tmp_path / "cut", 4)
+
+
+VOWELS = """
+def problems(split):
+    return [{"id": f"v/{i}", "prompt": "Say " + "ab" * i} for i in range(5)]
+
+def prompt(problem, style):
+    return problem.prompt
+
+def judge(problem, text):
+    return any(letter in text for letter in "aeiou")
+"""
+
+
+def test_an_own_task_edited_at_the_seam_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "vowels.py"
+    path.write_text(VOWELS)
+    run = tmp_path / "run"
+    a_run(tiny_model, run, task=get("vowels", str(path)), watch=StopAfter(2))
+    path.write_text(VOWELS.replace("aeiou", "xyz"))
+    with pytest.raises(RequestError, match="task vowels is not the one") as caught:
+        a_run(tiny_model, run, task=get("vowels", str(path)), resume=True)
+    assert "judging rule (version): vowels.py " in caught.value.what
+    assert "problems or tests (data_sha256): " in caught.value.what
+    path.write_text(VOWELS)
+    assert a_run(tiny_model, run, task=get("vowels", str(path)), resume=True).status == "done"
+
+
+def test_tests_that_changed_at_the_seam_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    row = {"problem": "Say 1.", "tests": [{"input": "", "output": "1"}]}
+    data = Data(source=str(path))
+    changes = {"data.source": str(path), "train.prompts_per_step": 1, "train.group_size": 2}
+    changes |= {"diagnostics.k_buckets": ["1"], "model.max_len": 256}
+
+    def job(**other: Any) -> Any:
+        return a_job(
+            tiny_model, tmp_path / "run", changes, task=get("deepcoder", data=data), **other
+        )
+
+    path.write_text(json.dumps(row) + "\n")
+    begun = job()
+    saved = fresh(begun)
+    saved.step = 1
+    save(begun, saved)
+    assert resumed(job(resume=True)).step == 1
+    path.write_text(json.dumps({**row, "tests": [{"input": "", "output": "2"}]}) + "\n")
+    with pytest.raises(RequestError, match=r"problems or tests \(data_sha256\)") as caught:
+        resumed(job(resume=True))
+    assert "judging rule" not in caught.value.what

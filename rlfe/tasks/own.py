@@ -158,7 +158,9 @@ class SourcedMbpp(Mbpp):
 
     def data_sha256(self) -> str:
         found = [p for problems in self._loaded.values() for p in problems]
-        return sources.digest({"prompt": p.prompt, "tests": p.tests} for p in found)
+        return sources.digest(
+            {"prompt": p.prompt, "tests": p.tests, "setup": p.extra["setup"]} for p in found
+        )
 
     def parts(self, problem: Problem, judge: Judge) -> tuple[Part, ...]:
         if not problem.extra["in_jail"]:

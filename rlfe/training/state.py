@@ -90,6 +90,7 @@ def save(job: Job, progress: Progress) -> None:
             "config": plain(flat(job.recipe)),
             "config_sha256": hashlib.sha256(dump(job.recipe).encode()).hexdigest(),
             "data_sha256": job.data.sha256(),
+            "task": _task_facts(job),
             "packages": provenance()["packages"],
             "fingerprint": progress.fingerprint,
             "updated": progress.updated,
@@ -194,6 +195,7 @@ def _check_same(job: Job, facts: Mapping[str, Any]) -> None:
             f"{job.run.path} was trained on another list of problems or prompts",
             hint="Resume with the same data and tokenizer, or start a new run with --name.",
         )
+    _check_same_task(job, facts.get("task", {}))
     changed = [
         f"{name} {version} then, {now_version} now"
         for name, now_version in provenance()["packages"].items()
@@ -201,6 +203,27 @@ def _check_same(job: Job, facts: Mapping[str, Any]) -> None:
     ]
     if changed:
         job.warn(f"other package versions than the run began with: {'; '.join(changed)}")
+
+
+def _task_facts(job: Job) -> dict[str, str]:
+    """What decides on a reply: the judging rule, and the data that the tests come from."""
+    return {"version": job.task.version, "data_sha256": job.task.data_sha256()}
+
+
+def _check_same_task(job: Job, then: Mapping[str, str]) -> None:
+    """Tests and judging rule do not show in prompts, so they are compared on their own."""
+    words = {"version": "judging rule", "data_sha256": "problems or tests"}
+    lines = [
+        f"  {words[key]} ({key}): {then.get(key)} then, {now} now"
+        for key, now in _task_facts(job).items()
+        if then.get(key) != now
+    ]
+    if lines:
+        raise RequestError(
+            f"{job.run.path}: task {job.task.name} is not the one it was trained on:\n"
+            + "\n".join(lines),
+            hint="Put the task's file or data back, or start a new run with --name.",
+        )
 
 
 def _sizes(folder: Path) -> dict[str, int]:
