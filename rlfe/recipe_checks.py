@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from rlfe.errors import RequestError
 from rlfe.schema import EvalTask, Recipe
 
+FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")  # of a data.source that is a file
 DEFAULT_SAMPLES, DEFAULT_SAMPLES_GSM8K = 160, 8  # docs/statistics.md
 
 
@@ -30,7 +31,7 @@ def check(recipe: Recipe, *, training: bool = False) -> list[str]:
     """
     checks = (
         *(_advantage, _filter, _policy, _clip, _lengths),
-        *(_buckets, _engine, _validation, _evaluation),
+        *(_buckets, _engine, _validation, _evaluation, _source),
     )
     lines = [line for part in checks for line in part(recipe)]
     if training:
@@ -129,6 +130,22 @@ def _validation(recipe: Recipe) -> Iterator[str]:
             f"validate.samples = {chosen.samples} at validate.temperature = 0 would be copies of "
             "one sample"
         )
+
+
+def _source(recipe: Recipe) -> Iterator[str]:
+    """Keys of `data` that this task would not read."""
+    data = recipe.data
+    given = [key for key in ("source", "subsets", "revision", "columns") if getattr(data, key)]
+    if recipe.task.module is not None:
+        for key in given:
+            yield f"data.{key} is not read with task.module: the own task gives its problems itself"
+    elif data.source is None:
+        for key in given:
+            yield f"data.{key} needs data.source: packaged problems are whole"
+    elif data.source.endswith(FILE_ENDINGS):
+        for key in given:
+            if key in ("subsets", "revision"):
+                yield f"data.{key} is for data sets of the Hub, data.source is a file"
 
 
 def _evaluation(recipe: Recipe) -> Iterator[str]:

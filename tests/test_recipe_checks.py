@@ -35,6 +35,17 @@ def recipe(**sections):
         ({"train": {"max_tokens": 4096}}, "no room for a prompt"),
         ({"validate": {"samples": 4, "temperature": 0.0}}, "copies of one sample"),
         ({"diagnostics": {"k_buckets": ["0-2"]}}, "k_buckets"),
+        (
+            {"task": {"name": "x", "module": "x.py"}, "data": {"source": "x.jsonl"}},
+            "data.source is not read with task.module",
+        ),
+        (
+            {"task": {"name": "x", "module": "x.py"}, "data": {"columns": {"prompt": "q"}}},
+            "data.columns is not read with task.module",
+        ),
+        ({"data": {"source": "x.jsonl.gz", "subsets": ["a"]}}, "data.subsets is for data sets"),
+        ({"data": {"source": "x.parquet", "revision": "main"}}, "data.revision is for data sets"),
+        ({"data": {"subsets": ["a"]}}, "data.subsets needs data.source"),
     ],
 )
 def test_contradictions_are_refused_with_their_keys(sections, said):
@@ -48,6 +59,16 @@ def test_contradictions_are_refused_with_their_keys(sections, said):
 def test_buckets_are_ranges_of_mixed_groups_that_do_not_overlap(bad):
     with pytest.raises(RequestError, match="k_buckets"):
         check(recipe(train={"group_size": 4}, diagnostics={"k_buckets": bad}))
+
+
+def test_settings_of_a_source_that_go_together_pass():
+    columns = {"prompt": "question"}
+    for data in (
+        {"source": "x.jsonl", "columns": columns, "split": "train"},
+        {"source": "org/name", "subsets": ["a"], "revision": "main", "columns": columns},
+    ):
+        assert check(recipe(data=data)) == []
+    assert check(recipe(task={"name": "x", "module": "x.py"}, data={"split": "a", "size": 3})) == []
 
 
 def test_every_contradiction_is_named_at_once_wherever_settings_are_shown(capsys):

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlfe.errors import NetworkError, NotFoundError, RequestError
+from rlfe.recipe_checks import FILE_ENDINGS
 from rlfe.schema import Data
-
-FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 
 
 def is_file(source: str) -> bool:
