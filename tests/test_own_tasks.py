@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -289,3 +290,30 @@ def test_problems_of_a_file_are_the_same_under_every_split(name: str, tmp_path: 
     kind = "deepcoder/rows" if name == "deepcoder" else "rows"
     assert [p.id for p in task.problems("train")] == [f"{kind}/0", f"{kind}/1", f"{kind}/2"]
     assert [p.id for p in task.problems("test")] == [p.id for p in task.problems("train")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("one.json", b'{"prompt": "x"}', "not a list of objects"),
+        ("words.json", b'["x"]', "not a list of objects"),
+        ("lines.json", b'{"prompt": "x"}\n{"prompt": "y"}\n', "not JSON"),
+        ("list.jsonl", b'[{"prompt": "x"}]\n', ":1: not an object"),
+        ("cut.jsonl", b'{"prompt": "x"}\n{"pro', ":2: not JSON"),
+        ("bytes.jsonl", b'{"prompt": "\xff"}\n', "not UTF-8"),
+        ("plain.jsonl.gz", b'{"prompt": "x"}\n', "not a whole gzip file"),
+        ("cut.jsonl.gz", gzip.compress(b'{"prompt": "x"}' * 9)[:-9], "not a whole gzip file"),
+        ("text.parquet", b"prompt,tests\n", "not a whole Parquet file"),
+        ("cut.parquet", b"PAR1" + b"x" * 40 + b"PAR1", "not a whole Parquet file"),
+        ("empty.parquet", b"", "not a whole Parquet file"),
+    ],
+)
+def test_a_broken_source_file_is_named_with_what_to_do(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match=words) as caught:
+        get("mbpp", data=Data(source=str(path))).problems("train")
+    assert f"data.source {path}" in caught.value.what
+    assert caught.value.hint

@@ -246,9 +246,9 @@ def _arguments(given: Any) -> tuple[Any, ...]:
 
 
 def _problem(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:
-    metadata = row.get("metadata") or {}
-    metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
     try:
+        metadata = row.get("metadata") or {}
+        metadata = json.loads(metadata) if isinstance(metadata, str) else metadata
         tests = read_tests(row["tests"], metadata)
     except KeyError:
         raise RequestError(

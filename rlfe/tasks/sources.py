@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,29 +55,68 @@ def _renamed(row: Mapping[str, Any], columns: Mapping[str, str], number: int) ->
     return {**row, **{ours: row[theirs] for ours, theirs in columns.items()}}
 
 
-def _from_file(path: Path) -> Iterable[dict[str, Any]]:
+def _from_file(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         raise NotFoundError(f"data.source {path} does not exist")
     if path.name.endswith(".parquet"):
-        import pyarrow.parquet
-
-        table: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
-        return table
+        return _from_parquet(path)
     raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).decode("utf-8")
+    try:
+        text = (gzip.decompress(raw) if path.name.endswith(".gz") else raw).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, "not a whole gzip file", error) from error
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "not UTF-8", error) from error
     if path.name.endswith(".json"):
-        whole: list[dict[str, Any]] = json.loads(text)
-        return whole
-    return [_parsed(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line]
+        return _from_json(path, text)
+    lines = enumerate(text.split("\n"), 1)
+    return [_parsed(path, number, line) for number, line in lines if line.strip()]
+
+
+def _from_parquet(path: Path) -> list[dict[str, Any]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, "not a whole Parquet file", error) from error
+    return table
+
+
+def _from_json(path: Path, text: str) -> list[dict[str, Any]]:
+    try:
+        whole = json.loads(text)
+    except ValueError as error:
+        hint = "A file with one object a line is called .jsonl."
+        raise RequestError(f"data.source {path}: not JSON: {error}", hint=hint) from error
+    if not isinstance(whole, list) or not all(isinstance(row, dict) for row in whole):
+        raise RequestError(
+            f"data.source {path}: not a list of objects",
+            hint="Write [{...}, {...}], or one object a line into a .jsonl file.",
+        )
+    return whole
+
+
+def _unreadable(path: Path, what: str, error: Exception) -> RequestError:
+    return RequestError(
+        f"data.source {path}: {what}: {error}", hint="Write or download the file again."
+    )
 
 
 def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise RequestError(f"{path}:{number}: not JSON: {error}") from None
+        raise RequestError(
+            f"data.source {path}:{number}: not JSON: {error}",
+            hint="A .jsonl file has one JSON object a line.",
+        ) from None
     if not isinstance(row, dict):
-        raise RequestError(f"{path}:{number}: not an object")
+        raise RequestError(
+            f"data.source {path}:{number}: not an object",
+            hint="A .jsonl file has one JSON object a line.",
+        )
     return row
 
 
