@@ -254,7 +254,7 @@ class Push:
                 self._write(plan, pub, caches)
                 return [], []
             return self._upload(self.client, plan, pub, caches)
-        except (KeyboardInterrupt, RlfeError):
+        except (KeyboardInterrupt, RlfeError, OSError):
             there = self.report.summary() if self.report else "Nothing was sent"
             output.hint(f"{there}; nothing is half done. To go on: {self.request.command()}")
             raise

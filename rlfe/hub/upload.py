@@ -8,6 +8,7 @@ Try: `Uploader(client, caches).send(plan)`.
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import os
@@ -226,9 +227,21 @@ def _files_on_disk(items: Sequence[Item]) -> Iterator[dict[str, Path]]:
             paths[item.remote] = item.packed.sources[0].path
             if not item.packed.is_plain:
                 paths[item.remote] = Path(folder) / str(number)
-                with paths[item.remote].open("wb") as file:
-                    file.writelines(item.packed.chunks())
+                _write_packed(item, paths[item.remote])
         yield paths
+
+
+def _write_packed(item: Item, path: Path) -> None:
+    try:
+        with path.open("wb") as file:
+            file.writelines(item.packed.chunks())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RlfeError(
+            f"disk full: {error.strerror} while packing {item.remote} in {path.parent.parent}",
+            hint="Free some space there (or set TMPDIR) and run the same command again.",
+        ) from error
 
 
 def _oid(commit: Any) -> str:
