@@ -14,6 +14,7 @@ from rlfe.training.losses import (
     Denominators,
     LossSettings,
     denominators,
+    denominators_of_all_ranks,
     micro_batch,
     micro_batch_loss,
 )
@@ -74,9 +75,7 @@ def work(rank: int, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS
     )
     mine = select(ragged_batch(), np.arange(ROWS)[rank::RANKS])
-    counts = torch.tensor(denominators(mine).vector(), dtype=torch.float64)
-    dist.all_reduce(counts)
-    total = Denominators.of(tuple(counts.tolist()))
+    total = denominators_of_all_ranks(mine)
     found = {}
     for aggregation in AGGREGATIONS:
         grad = gradient(mine, chosen(aggregation), total, rows=2)

@@ -94,6 +94,21 @@ def denominators(batch: Batch) -> Denominators:
     )
 
 
+def denominators_of_all_ranks(batch: Batch) -> Denominators:
+    """The counts summed over the ranks of torch.distributed; of one process: its own.
+
+    Gradients then have to be summed over ranks, not averaged (docs/algorithms.md 3.2).
+    """
+    own, dist = denominators(batch), torch.distributed
+    if not (dist.is_available() and dist.is_initialized()):
+        return own
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    counts = torch.tensor(own.vector(), dtype=torch.float64, device=device)
+    dist.all_reduce(counts)
+    tokens, rows, replay_tokens = counts.tolist()
+    return Denominators.of((tokens, rows, replay_tokens))
+
+
 def micro_batch(
     batch: Batch,
     rows: slice | np.ndarray,

@@ -14,7 +14,7 @@ from rlfe.schema import Recipe
 from rlfe.training.losses import (
     Denominators,
     LossSettings,
-    denominators,
+    denominators_of_all_ranks,
     micro_batch,
     micro_batch_loss,
 )
@@ -44,12 +44,23 @@ def loss_settings(recipe: Recipe, *, replay_weight: float) -> LossSettings:
     )
 
 
+def describe(settings: LossSettings) -> str:
+    """The objective in words: "clipped importance sampling [0.8, 1.2] per token"."""
+    words = [
+        f"clipped importance sampling [{1 - settings.clip_low:g}, {1 + settings.clip_high:g}]",
+        f"per {settings.is_level}",
+    ]
+    if settings.dual_clip is not None:
+        words.append(f"with dual clip {settings.dual_clip:g}")
+    return " ".join(words)
+
+
 class StepLoss:
     """The loss over one optimiser step's batch; denominators are counted here, once."""
 
     def __init__(self, settings: LossSettings, batch: Batch) -> None:
         self.settings = settings
-        self.denominators: Denominators = denominators(batch)
+        self.denominators: Denominators = denominators_of_all_ranks(batch)
         self.entropy_gradient = settings.entropy_coef > 0
 
     def needs_gradient(self, batch: Batch) -> np.ndarray:
