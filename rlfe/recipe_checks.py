@@ -38,7 +38,7 @@ def check(recipe: Recipe, *, training: bool = False) -> list[str]:
         lines += _training(recipe)
     if lines:
         raise RequestError("\n".join(lines), hint="Change one of the named keys with --set.")
-    return list(_notes(recipe))
+    return list(notes(recipe))
 
 
 def _training(recipe: Recipe) -> Iterator[str]:
@@ -161,7 +161,8 @@ def _samples(task: str, settings: EvalTask) -> int:
     return settings.n or default
 
 
-def _notes(recipe: Recipe) -> Iterator[str]:
+def notes(recipe: Recipe) -> Iterator[str]:
+    """What a user should know about settings that work but may not be meant; recorded too."""
     if recipe.train.group_size == 1:
         yield "train.group_size = 1: every advantage is 0, nothing is learned from rewards"
     if recipe.filter.strategy == "top_k" and recipe.filter.include_zero:

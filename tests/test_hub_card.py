@@ -301,6 +301,16 @@ def test_what_the_study_leaves_open_stands_in_the_card_with_its_value(tmp_path):
     assert told + "`optim.beta2` = 0.999" in made(run).card_text()
 
 
+def test_the_card_names_the_machine(tmp_path):
+    run = make_run(tmp_path / "runs", steps=(30,))
+    facts = json.loads((run / "provenance.json").read_text())
+    machine = {"gpus": ["NVIDIA H200"] * 2, "gpu_count": 2, "cuda": "12.8"}
+    facts["hardware"] = {**machine, "cpu": "AMD EPYC 9654", "cpu_cores": 32}
+    (run / "provenance.json").write_text(json.dumps(facts))
+    told = "Hardware: 2 x NVIDIA H200, CUDA 12.8; AMD EPYC 9654 (32 cores)"
+    assert told in made(run).card_text()
+
+
 def test_no_claim_stands_beside_what_could_have_been_seen(series):
     text = made(series[1]).card_text()
     assert re.search(r"> Forgetting: no claim, .* \(differences below 0.0 points", text)

@@ -5,7 +5,7 @@ Lines that are the same for all cells are told once; a line that differs names i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlfe.config import flat
@@ -122,7 +122,18 @@ def _optimiser_line(cell: Cell) -> str:
 
 def _hardware_line(cell: Cell) -> str:
     found = cell.provenance.get("hardware") or cell.provenance.get("platform")
+    if isinstance(found, dict):
+        return one_line(_machine(found))
     return one_line(str(found)) if found else "not recorded"
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    """`2 x NVIDIA H200, CUDA 12.8; AMD EPYC 9654 (32 cores)`."""
+    gpus = [str(name) for name in facts.get("gpus") or ()]
+    told = [f"{gpus.count(name)} x {name}" for name in dict.fromkeys(gpus)] or ["no GPU"]
+    if facts.get("cuda"):
+        told.append(f"CUDA {facts['cuda']}")
+    return f"{', '.join(told)}; {facts.get('cpu')} ({facts.get('cpu_cores')} cores)"
 
 
 def _time_line(cell: Cell) -> str:

@@ -12,6 +12,7 @@ Try it: `advantages("maxrl", np.array([1., 0, 0, 0]))` -> 3, -1, -1, -1.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 
 import numpy as np
 
@@ -97,9 +98,20 @@ def _only_binary(reward_G: np.ndarray) -> None:
         )
 
 
+def used(name: str) -> str:
+    """The estimator's name with the function that computes it: "dr_grpo (centered)"."""
+    function = BY_NAME[name].__name__
+    return name if function == name else f"{name} ({function})"
+
+
 def _plain(function: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
     """An estimator without ddof and eps, in the common call form."""
-    return lambda reward_G, *, ddof, eps: function(reward_G)
+
+    @wraps(function)
+    def called(reward_G: np.ndarray, *, ddof: int, eps: float) -> np.ndarray:
+        return function(reward_G)
+
+    return called
 
 
 BY_NAME: dict[str, Callable[..., np.ndarray]] = {

@@ -29,6 +29,13 @@ REWARD_METRICS = {
 }
 
 
+def score_name(metric: str) -> str:
+    """What a metric computes, where its name says another thing: "reward_variance" is a std."""
+    if metric not in REWARD_METRICS:
+        return metric
+    return f"{REWARD_METRICS[metric]} of a group's rewards"
+
+
 def reward_scores(rewards: Sequence[np.ndarray], *, metric: str) -> np.ndarray:
     """Score of each group from its rewards [G] (NaN where unscored); float64 [P].
 

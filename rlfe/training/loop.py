@@ -17,7 +17,7 @@ import numpy as np
 
 from rlfe.engines.base import Snapshot
 from rlfe.randomness import epoch_of_step
-from rlfe.training import batching, saving, staleness, state, validation
+from rlfe.training import account, batching, saving, staleness, state, validation
 from rlfe.training.clock import Clock
 from rlfe.training.diagnostics import Metrics
 from rlfe.training.job import Job
@@ -55,7 +55,7 @@ def train(job: Job) -> Ending:
             return ended(job, now.step, stop)
         if now.step >= job.recipe.train.steps:
             return Ending(status="nothing_left", step=now.step)
-        saving.record_start(job)
+        account.record_start(job, now.step)
         with closing(open_trackers(job, now.step)) as trackers:
             return steps(job, now, trackers)
 
@@ -191,11 +191,11 @@ def advance(
 def ended(job: Job, step: int, stop: Stop | None) -> Ending:
     """Write down how the run ended."""
     if stop is None and step == job.recipe.train.steps:
-        saving.record_end(job, None)
+        account.record_end(job, None, None)
         job.log("done")
         return Ending(status="done", step=step)
     status = "interrupted" if stop is None else stop.status
     reason = f"interrupted after step {step}" if stop is None else stop.reason
-    saving.record_end(job, reason)
+    account.record_end(job, stop, reason)
     job.log(f"ended: {reason}")
     return Ending(status=status, step=step, reason=reason)

@@ -7,17 +7,14 @@ from the last whole state and writes the same again. docs/algorithms.md 13.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from rlfe.checkpoints import expired, kept_steps, problems
-from rlfe.records import plain
-from rlfe.rundir import new_folder, write_text
+from rlfe.rundir import new_folder
 from rlfe.training import batching, state
 from rlfe.training.job import Job
 from rlfe.training.selection import Selection
@@ -65,39 +62,6 @@ def drop_expired(job: Job, done: int) -> None:
         os.rename(folder, gone)
         shutil.rmtree(gone)
         job.log(f"deleted {folder.name} (save.keep = {job.recipe.save.keep})")
-
-
-def record_start(job: Job) -> None:
-    """Write into provenance.json what runs, as the code that runs says it."""
-    notes: tuple[str, ...] = tuple(getattr(job.task, "notes", ()))  # what its source lacks
-    for text in notes:
-        job.warn(text)
-    facts = {
-        "sampler": job.sampler.name,
-        "learner": job.learner.name,
-        "exact": job.sampler.exact and job.learner.exact,
-        "sampling_seeds": "one per request: run seed, step, slot",
-        "prompt_formats": sorted({prompt.format for prompt in job.data.prompts}),
-        "stop_token_ids": job.sampler.tokenizer.stop_token_ids,
-        "problems": len(job.data.problems),
-        "prompts_too_long": job.data.left_out,
-        "task_version": job.task.version,
-        "data_notes": notes,
-    }
-    _add_to_provenance(job, {"training": facts})
-
-
-def record_end(job: Job, reason: str | None) -> None:
-    """Write into provenance.json why the run ended early, or that it did not."""
-    _add_to_provenance(job, {"ended": reason})
-
-
-def _add_to_provenance(job: Job, facts: Mapping[str, Any]) -> None:
-    path = job.run.provenance
-    before = json.loads(path.read_bytes()) if path.exists() else {}
-    after = {**before, **plain(facts)}
-    if after != before:
-        write_text(path, json.dumps(after, indent=2, sort_keys=True) + "\n")
 
 
 def _sample(chosen: Selection) -> Batch:

@@ -130,7 +130,7 @@ def state_of(run: Run, groups: Sequence[Group]) -> lost.Stability | None:
     if group is None or base is None:
         return None
     points = [base, *(point for point in group.series(run.name) if point.step > 0)]
-    diverged = run.provenance.get("ended") == "diverged"
+    diverged = run.provenance.get("ended_by") == "diverged"
     last = max((line["step"] for line in run.metrics), default=0)
     return lost.stability(
         [point.step for point in points],
