@@ -107,22 +107,65 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(capsys, tiny_model: Path) -
 
 
 def test_a_dry_run_in_json_ends_with_the_real_command(capsys) -> None:
-    assert rlfe("train", "--recipe", "tiny", "--seed", "4", "--dry-run", "--json") == 0
+    words = ["train", "--recipe", "tiny", "--set", "model.path=org/name", "--seed", "4"]
+    assert rlfe(*words, "--dry-run", "--json") == 0
     run = json.loads(capsys.readouterr().out)["run"]
-    assert run["command"] == "rlfe train --recipe tiny --seed 4"
+    assert run["command"] == shlex.join(["rlfe", *words])
+    assert run["warnings"] == ["prompts not measured: org/name is no folder on this machine"]
     assert run["checkpoints"] == [2, 4]
     assert run["bytes_free"] > 0
     assert run["bytes_per_checkpoint"] is None  # that model folder is not here
 
 
-def test_a_dry_run_imports_no_torch() -> None:
-    code = (
-        "import sys; from rlfe.cli import main;"
-        "main.run(['train', '--recipe', 'tiny', '--dry-run', '--json'], {});"
-        "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+PLAIN = """
+import importlib.util, socket, sys
+for name in ("torch", "transformers", "vllm", "datasets", "peft"):
+    sys.modules[name] = None  # as if it were not installed
+def refuse(*_, **__):
+    raise AssertionError("the dry run used the network")
+socket.socket.connect = socket.getaddrinfo = refuse
+from rlfe import config
+from rlfe.cli import main
+for name in config.shipped():
+    here = [] if "/" in config.load([name]).recipe.model.path else ["--set", "model.path=org/name"]
+    code = main.run(["train", "--recipe", name, *here, "--dry-run"], {})
+    assert code == 0, (name, code)
+"""
+
+
+def test_shipped_recipes_dry_run_without_network_and_without_training_packages() -> None:
+    done = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert "torch is not installed: the real command needs it" in done.stderr
+    assert "vllm is not installed: the real command needs it" in done.stderr
+    assert "DeepCoder-Preview-Dataset is not looked up in a dry run" in done.stderr
+
+
+def test_a_dry_run_without_transformers_says_that_prompts_are_not_measured(
+    capsys, monkeypatch, tiny_model: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    words = ["train", "--recipe", "tiny", "--set", f"model.path={tiny_model}"]
+    assert rlfe(*words, "--dry-run") == 0
+    assert "prompts not measured: transformers is not installed" in capsys.readouterr().err
+    assert rlfe(*words) == 2
+    assert 'engine "transformers" needs transformers' in capsys.readouterr().err
+
+
+def test_a_dry_run_refuses_prompts_that_do_not_fit(capsys, tiny_model: Path) -> None:
+    sets = ["--set", f"model.path={tiny_model}", "--set", "model.max_len=100"]
+    assert rlfe("train", "--recipe", "tiny", *sets, "--dry-run") == 2
+    assert "prompts are longer than" in capsys.readouterr().err
+
+
+def test_a_dry_run_refuses_the_folder_of_an_earlier_run(capsys) -> None:
+    assert rlfe(*small("--name", "x")) == 0
+    before = sorted(Path("runs").rglob("*"))
+    for more, code in (([], 2), (["--resume", "--seed", "3"], 2), (["--resume"], 0)):
+        assert rlfe(*small("--name", "x", *more, "--dry-run")) == code
+    assert rlfe(*small("--name", "x", "--overwrite", "--dry-run")) == 0
+    assert "--overwrite" in capsys.readouterr().err
+    assert sorted(Path("runs").rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -139,24 +182,33 @@ def test_a_dry_run_imports_no_torch() -> None:
         ),
         (["train", "--recipe", "lr-ladder"], 2, "it is a sweep"),
         (small("--resume", "--overwrite"), 2, "exclude each other"),
-        (small("--set", "task.name=nope"), 2, "nope"),
+        (small("--set", "task.name=mbppp"), 2, "Did you mean mbpp?"),
+        (small("--set", "loss.clip_low=1.5"), 2, "no lower bound"),
+        (small("--set", 'data.ids=["nope"]'), 2, "is not a training problem"),
         (small("--set", "model.max_len=100"), 2, "prompts are longer than"),
         (small("--set", "replay.strategy=hard", "--set", "replay.rollouts=500"), 2, "500 is more"),
     ],
 )
 def test_bad_requests_end_with_one_clear_error(capsys, words, code: int, said: str) -> None:
-    assert rlfe(*words) == code
-    err = capsys.readouterr().err
-    assert said in err
-    assert "Traceback" not in err
+    planned = [] if "lr-ladder" in words else ["--dry-run"]  # one run of a sweep can be planned
+    for more in ([], planned):
+        assert rlfe(*words, *more) == code
+        err = capsys.readouterr().err
+        assert said in err
+        assert "Traceback" not in err
     assert not list(Path(".").glob("runs/*/config.toml"))
 
 
 def test_a_model_without_tokenizer_is_refused(capsys, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, "bare")
     Path("bare/tokenizer.json").unlink()
-    assert rlfe("train", "--recipe", "tiny", "--set", "model.path=bare") == 2
-    assert "no tokenizer" in capsys.readouterr().err
+    for more in ([], ["--dry-run"]):
+        assert rlfe("train", "--recipe", "tiny", "--set", "model.path=bare", *more) == 2
+        assert "no tokenizer" in capsys.readouterr().err
+    Path("bare/config.json").unlink()
+    for more in ([], ["--dry-run"]):
+        assert rlfe("train", "--recipe", "tiny", "--set", "model.path=bare", *more) == 5
+        assert "no config.json" in capsys.readouterr().err
 
 
 def test_a_rule_that_ends_a_run_exits_with_3(capsys) -> None:

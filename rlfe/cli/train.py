@@ -62,7 +62,9 @@ INTERRUPTED = 130
     is_flag=True,
     help="Refuse to judge where programs can reach files or the network.",
 )
-@pages.option(HOW, "--dry-run", is_flag=True, help="Say what would happen; write nothing.")
+@pages.option(
+    HOW, "--dry-run", is_flag=True, help="Check and say what would happen; write nothing."
+)
 @pages.option(HOW, "--seed", type=click.IntRange(min=0), metavar="N", help="Sets run.seed.")
 @pages.json_option
 @click.pass_context
@@ -74,13 +76,13 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     """
     resolved = _resolved(ctx, options)
     run = RunDir(options["runs_dir"] / (options["name"] or format_cell(cell_of(resolved.recipe))))
-    if options["dry_run"]:
-        _show_plan(resolved, run, options)
-        return 0
     if options["resume"] and options["overwrite"]:
         raise RequestError("--resume and --overwrite exclude each other", hint="Give one of them.")
     run.check(resolved.recipe, overwrite=options["overwrite"], resume=options["resume"])
     refuse_if_held(run)
+    if options["dry_run"]:
+        _show_plan(resolved, run, options)
+        return 0
     try:
         ending = _train(resolved, run, options)
     except RlfeError:
@@ -119,9 +121,16 @@ def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved
 
 
 def _show_plan(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any]) -> None:
+    from rlfe.cli.training_checks import checked_dry
     from rlfe.cli.training_plan import plan
 
-    made = plan(resolved, run, real_command(options))
+    unchecked = checked_dry(resolved.recipe)
+    if options["require_isolation"]:
+        from rlfe.sandbox.pool import Judge
+
+        with Judge(workers=1, require_isolation=True):
+            pass  # starting it is the check
+    made = plan(resolved, run, real_command(options), unchecked)
     if options["as_json"]:
         output.document(made.document())
         return
@@ -166,28 +175,12 @@ def _train(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any]) -
 
 def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], judge: Any) -> Job:
     """Everything that can be refused is refused before the model is loaded."""
-    from rlfe.engines import check_engines, computes_in_float32, make_engines, make_tokenizer
-    from rlfe.tasks import get
-    from rlfe.training.job import Job, training_list
-    from rlfe.training.replay import check_feasible
-    from rlfe.training.state import replay_settings
-    from rlfe.training.validation import validation_list
+    from rlfe.cli.training_checks import checked
+    from rlfe.engines import computes_in_float32, make_engines
+    from rlfe.training.job import Job
 
     recipe = resolved.recipe
-    check_engines(recipe)
-    task = get(
-        recipe.task.name,
-        recipe.task.module,
-        mode=recipe.reward.mode,
-        cpu_seconds=recipe.reward.timeout_seconds,
-        fraction=recipe.reward.kind == "fraction",
-        data=recipe.data,
-        thinking=recipe.prompt.thinking,
-    )
-    tokenizer = make_tokenizer(recipe)
-    data = training_list(recipe, task, tokenizer)
-    validation_list(recipe, task, tokenizer, data)  # refuses what does not fit
-    check_feasible(replay_settings(recipe), problems=len(data.problems))
+    task, data = checked(recipe)
     sampler, learner = make_engines(recipe)
     hashes = {task.name: task.data_sha256()}
     again = run.create(

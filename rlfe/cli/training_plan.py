@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,11 @@ class Plan:
         return {"schema": "rlfe.train_plan/1", "rows": rows, "run": run}
 
 
-def plan(resolved: Resolved, run: RunDir, command: str) -> Plan:
-    """The plan of a run, from the recipe and the files that are there."""
+def plan(resolved: Resolved, run: RunDir, command: str, unchecked: Sequence[str] = ()) -> Plan:
+    """The plan of a run, from the recipe and the files that are there.
+
+    `unchecked`: what could not be checked here, in words; it comes first among the warnings.
+    """
     recipe = resolved.recipe
     facts = {
         "name": run.name,
@@ -52,7 +56,7 @@ def plan(resolved: Resolved, run: RunDir, command: str) -> Plan:
     return Plan(
         settings=values,
         lines=_lines(facts),
-        warnings=_warnings(facts, run),
+        warnings=[*unchecked, *_warnings(facts)],
         facts=facts,
         command=command,
     )
@@ -133,12 +137,10 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _warnings(facts: dict[str, Any], run: RunDir) -> list[str]:
+def _warnings(facts: dict[str, Any]) -> list[str]:
     found = []
     if facts["bytes_needed"] is not None and facts["bytes_needed"] > facts["bytes_free"]:
         found.append("the disk is too small for this run; set save.keep or save.every")
-    if run.path.exists() and any(run.path.iterdir()):
-        found.append(f"{run.path} exists: the real command needs --resume or --overwrite")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,12 +87,25 @@ def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
     return sampler, learner
 
 
+def missing(recipe: Recipe) -> list[str]:
+    """Libraries that the recipe's engines need and that are not installed; imports none."""
+    engines = (recipe.engine.sampler, recipe.engine.learner)
+    wanted = dict.fromkeys(library for name in engines for library in LIBRARIES[name])
+    return [library for library in wanted if importlib.util.find_spec(library) is None]
+
+
 def check_engines(recipe: Recipe) -> None:
-    """RequestError if the recipe names an engine that is not installed."""
-    if recipe.engine.sampler == "vllm":
+    """RequestError if an engine of the recipe needs a library that is not installed."""
+    lacks = missing(recipe)
+    if "vllm" in lacks:
         from rlfe.engines.vllm_settings import need_vllm
 
         need_vllm()
+    if lacks:
+        raise RequestError(
+            f'engine "{recipe.engine.learner}" needs {", ".join(lacks)}, which is not installed',
+            hint="pip install 'rlfe[train]'",
+        )
 
 
 def _made(names: dict[str, Callable[..., Any]], name: str, *args: Any, **kwargs: Any) -> Any:
@@ -177,6 +191,7 @@ def _transformers_learner(recipe: Recipe, share: bool) -> Learner:
     )
 
 
+LIBRARIES = {"transformers": ("torch", "transformers"), "vllm": ("vllm",), "fake": ()}
 SAMPLERS: dict[str, Callable[..., Any]] = {
     "transformers": _transformers_sampler,
     "vllm": _vllm_sampler,

@@ -27,11 +27,24 @@ def model_folder(path: Path | str, revision: str | None = None) -> Path:
         RequestError: No model was named.
         NotFoundError: There is no such folder, or the Hub has no such model.
     """
+    folder, text = local_folder(path), str(path)
+    if folder is not None:
+        return folder
+    return remote.in_hub_cache(text) if remote.is_remote(text) else _fetched(text, revision)
+
+
+def local_folder(path: Path | str) -> Path | None:
+    """The folder if the model is one on this machine; None: a place on the Hub, not looked up.
+
+    Raises:
+        RequestError: No model was named.
+        NotFoundError: There is no such folder, and the name is no place on the Hub.
+    """
     text = str(path)
     if not text:
         raise RequestError("model.path is empty", hint="Give --set model.path=FOLDER or a Hub id.")
     if remote.is_remote(text):
-        return remote.in_hub_cache(text)
+        return None
     folder = Path(text).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -41,7 +54,7 @@ def model_folder(path: Path | str, revision: str | None = None) -> Path:
             )
         return folder
     if HUB_ID.fullmatch(text) and not folder.exists():
-        return _fetched(text, revision)
+        return None
     raise NotFoundError(
         f"model folder {text} does not exist", hint="Give a folder or a Hub id such as org/name."
     )

@@ -38,6 +38,15 @@ def _ids(value: int | Sequence[int] | None) -> Iterable[int]:
     return (value,) if isinstance(value, int) else tuple(value)
 
 
+def need_tokenizer(folder: Path) -> None:
+    """RequestError if a model folder has no tokenizer; loads nothing."""
+    lacks = [line for line in problems(folder) if "tokenizer" in line]
+    if lacks:
+        raise RequestError(
+            f"{folder} has {lacks[0]}", hint="Copy the base model's tokenizer files there."
+        )
+
+
 class HfTokenizer:
     """The tokenizer of a model folder (needs transformers, not torch).
 
@@ -55,11 +64,7 @@ class HfTokenizer:
         self, path: Path | str, *, thinking: bool | None = None, revision: str | None = None
     ) -> None:
         folder = model_folder(path, revision)
-        lacks = [line for line in problems(folder) if "tokenizer" in line]
-        if lacks:
-            raise RequestError(
-                f"{folder} has {lacks[0]}", hint="Copy the base model's tokenizer files there."
-            )
+        need_tokenizer(folder)
         self.folder, self._thinking = folder, thinking
         self._inner = _load(folder)
         self.vocabulary_size = len(self._inner)
