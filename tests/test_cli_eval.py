@@ -293,3 +293,35 @@ def test_an_own_task_of_a_run_is_scored_for_its_base_model_too(place: Path) -> N
     assert result.exit_code == 0, result.stderr
     tasks = [line.split()[2:5] for line in result.stdout.splitlines()[1:]]
     assert tasks == [["parity", "5", "4"]] * 2
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_deepcoder_runs_are_scored_on_the_source_of_their_own_config(
+    place: Path,
+) -> None:
+    shutil.rmtree(place / "runs")
+    test = [{"input": "", "output": "1"}]
+    for arm, count, thinking in (("a", 1, "true"), ("b", 3, "false")):
+        rows = [{"problem": f"Say {i}.", "tests": test} for i in range(count)]
+        source = write_rows(place / f"{arm}.jsonl", rows)
+        sets = ["task.name=deepcoder", f"data.source={source}", f"prompt.thinking={thinking}"]
+        sets += ["eval.deepcoder.n=4", "eval.deepcoder.max_tokens=32"]
+        make_run(place, (2,), sets, cell=f"fakemodel_deepcoder_{arm}_lr1e6")
+    result = rlfe(*GLOB, "--task", "deepcoder")
+    assert result.exit_code == 0, result.stderr
+    sizes = [line.split()[2:5] for line in result.stdout.splitlines()[1:]]
+    assert sizes == [["deepcoder", "1", "4"], ["deepcoder", "3", "4"]]
+
+
+def test_a_benchmark_is_the_packaged_one_and_the_other_source_is_named(place: Path) -> None:
+    shutil.rmtree(place / "runs")
+    source = write_rows(place / "mine.jsonl", [{"question": "1+1?", "answer": "2"}])
+    make_run(place, (2,), ["task.name=gsm8k", f"data.source={source}"])
+    result = rlfe(*GLOB, "--task", "gsm8k")
+    assert result.exit_code == 0, result.stderr
+    assert f"packaged problems, not on data.source {source}" in " ".join(result.stderr.split())
+    assert result.stdout.splitlines()[1].split()[2:5] == ["gsm8k", "3", "4"]

@@ -114,7 +114,7 @@ def _jobs(
             f"no complete checkpoint among the {len(listing.skipped)} folders that match",
             hint="The reasons stand above.",
         )
-    kinds: dict[tuple[str, str | None], Task] = {}
+    kinds: dict[tuple[str, ...], Task] = {}
     return listing, plan.plan_jobs(subjects, options.asked(), lambda n, s: _task(kinds, n, s))
 
 
@@ -137,24 +137,32 @@ def _targets(options: Options, places: HubPlaces, cache: Path) -> tuple[Listing,
     return listing, list({target.path: target for target in targets}.values())
 
 
-def _task(made: dict[tuple[str, str | None], Task], name: str, subject: plan.Subject) -> Task:
-    """One task object for all checkpoints: its data is read once."""
+def _task(made: dict[tuple[str, ...], Task], name: str, subject: plan.Subject) -> Task:
+    """One task object for all checkpoints that ask it alike: its data is read once.
+
+    The run's config says what an own task or deepcoder is, where it trains on it; else `--recipe`.
+    """
     from rlfe.tasks import get
 
-    recipe, own = subject.recipe, subject.recipe.task
-    module = own.module if own.name == name else None
-    if (name, module) not in made:
-        # Statuses of gsm8k follow the lenient rule; its verdicts keep both. Only deepcoder has no
-        # problems of its own: a benchmark is the packaged one, whatever a run trained on.
-        is_deepcoder = name == "deepcoder"
-        made[name, module] = get(
-            name,
-            module,
-            mode="flexible" if name == "gsm8k" else None,
-            data=recipe.data if is_deepcoder else None,
-            thinking=recipe.prompt.thinking if is_deepcoder else None,
-        )
-    return made[name, module]
+    named = [r for r in (subject.recipe, subject.fallback) if r.task.name == name]
+    recipe = named[0] if named else subject.fallback
+    module = recipe.task.module if named else None
+    # Only deepcoder has no problems of its own: another benchmark is the packaged one, whatever a
+    # run trained on, so that its score means the same for all runs and their base.
+    is_deepcoder = name == "deepcoder" and module is None
+    data = recipe.data if is_deepcoder else None
+    thinking = recipe.prompt.thinking if is_deepcoder else None
+    key = (name, str(module), data.model_dump_json() if data else "", str(thinking))
+    if key not in made:
+        # Statuses of gsm8k follow the lenient rule; its verdicts keep both.
+        mode = "flexible" if name == "gsm8k" else None
+        made[key] = get(name, module, mode=mode, data=data, thinking=thinking)
+        if named and recipe.data.source and not is_deepcoder:
+            output.warn(
+                f"{name} is scored on its packaged problems, not on data.source "
+                f"{recipe.data.source} that {subject.target.cell} trained on"
+            )
+    return made[key]
 
 
 def _bases(options: Options, runs: Sequence[plan.Subject], fallback: Recipe) -> list[plan.Subject]:
