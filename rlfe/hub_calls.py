@@ -31,6 +31,7 @@ TRANSPORT = ("httpx", "httpx2", "httpcore", "requests", "urllib3", "ssl")
 LOGIN = "Log in with `hf auth login`, or set HF_TOKEN to a token with write access."
 TRIES = 5
 FIRST_WAIT_SECONDS = 0.5  # doubled after each try
+STORE_SECONDS = 60.0  # the xet store's client is patient itself: no other try after so long
 COUNTDOWN_SECONDS = 60.0  # between two lines about a long wait
 Result = TypeVar("Result")
 
@@ -39,13 +40,16 @@ Result = TypeVar("Result")
 class Patience:
     """How long a call is tried. `say` gets a line for every wait; `sleep` waits.
 
-    `for_quota`: also wait for the hourly commit limit.
+    `for_quota`: also wait for the hourly commit limit. `store_seconds`: what the xet store's client
+    gave up after its own tries is tried again only so long after the call began (by `clock`).
     """
 
     tries: int = TRIES
+    store_seconds: float = STORE_SECONDS
     for_quota: bool = False
     say: Callable[[str], None] = lambda text: None
     sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
 
 
 USUAL = Patience()
@@ -67,12 +71,14 @@ class ConflictError(Exception):
 class Failure:
     """How one failed call goes on. `wait_seconds` is None when trying again is useless.
 
-    `is_quota`: the hourly commit limit, which is waited for only when asked to.
+    `is_quota`: the hourly commit limit, which is waited for only when asked to. `is_store`: the
+    client has tried several times before it said so.
     """
 
     error: Exception
     wait_seconds: float | None = None
     is_quota: bool = False
+    is_store: bool = False
 
 
 def patiently(
@@ -87,6 +93,7 @@ def patiently(
     `landed` is asked before another try whether the call succeeded in spite of the error.
     Raises the `RlfeError` that fits, or `ConflictError` for a 412.
     """
+    start = patience.clock()
     for number in itertools.count(1):
         try:
             return make()
@@ -97,6 +104,8 @@ def patiently(
             found = landed() if failure.wait_seconds is not None else None
             if found is not None:
                 return found
+            if failure.is_store and patience.clock() - start >= patience.store_seconds:
+                raise failure.error from error
             _pause(failure, number, error, patience)
     raise AssertionError("unreachable: the last failure raises")
 
@@ -117,7 +126,7 @@ def is_from_client(error: BaseException) -> bool:
     """Whether an exception comes from the Hub's client or the transport below it."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
-    root = type(error).__module__.split(".")[0]
+    root = _root(error)
     if isinstance(error, RlfeError | ConflictError):
         return False
     known = isinstance(error, HfHubHTTPError | HFValidationError | OSError)
@@ -219,7 +228,12 @@ def _transport_failure(error: Exception, context: Context) -> Failure:
         f"no connection to {_endpoint()}: {_first_line(error)}",
         hint="Check the network and run the same command again: nothing is sent twice.",
     )
-    return Failure(error=failed, wait_seconds=0.0)
+    is_store = type(error) in (ConnectionError, RuntimeError) or _root(error) == "hf_xet"
+    return Failure(error=failed, wait_seconds=0.0, is_store=is_store)
+
+
+def _root(error: BaseException) -> str:
+    return type(error).__module__.split(".")[0]
 
 
 def _disk_full(error: Exception) -> RlfeError:

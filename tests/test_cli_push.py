@@ -193,6 +193,27 @@ def test_five_server_errors_in_a_row_end_with_exit_7_and_the_same_command_goes_o
     assert len(titles(hub, repo)) == 2
 
 
+def test_a_store_whose_token_never_comes_ends_with_exit_7_in_bounded_time(tmp_path):
+    run = make_run(tmp_path / "runs", steps=(30,))
+    hub = serve(tmp_path / "hub")
+    hub.fail("GET", "/xet-write-token/", 503, times=10**6)
+    small = {"HF_XET_CLIENT_RETRY_BASE_DELAY": "10ms", "HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "2"}
+    environment = {**os.environ, **hub.environment(xet=True), **small}
+    push = [sys.executable, "-m", "rlfe", "push", run, "--repo", "my-org/x", "--no-card"]
+    push += ["--no-verify", "--yes"]
+    start = time.monotonic()
+    done = subprocess.run(push, env=environment, capture_output=True, text=True)
+    assert time.monotonic() - start < 45  # 7.5 s of waits of ours
+    assert done.returncode == 7, done.stderr
+    assert "503" in done.stderr
+    assert "To go on: rlfe push" in done.stderr
+    assert len(hub.requests("GET", "/xet-write-token/")) == 5 * 3
+    hub.faults.clear()
+    assert subprocess.run(push, env=environment, capture_output=True).returncode == 0
+    assert f"{run.name}/global_step_30/model.safetensors" in hub.tree("my-org/x")
+    hub.close()
+
+
 def test_a_token_that_dies_in_the_middle_ends_with_exit_4_and_loses_nothing(lfs, tmp_path, repo):
     hub, driver = lfs
     run = make_run(tmp_path)

@@ -75,6 +75,24 @@ def test_a_failure_of_the_network_is_tried_again_and_ends_with_exit_7(error):
     assert caught.value.hint
 
 
+def test_what_the_store_gave_up_is_not_tried_again_after_a_minute():
+    now, calls = [0.0], []
+
+    def make():
+        calls.append(now[0])
+        now[0] += 40  # the store's client tries by itself
+        raise ConnectionError("HTTP status server error (503 Service Unavailable)")
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    with pytest.raises(NetworkError) as caught:
+        patiently(make, HERE, Patience(sleep=sleep, clock=lambda: now[0]))
+    assert caught.value.exit_code == 7
+    assert calls == [0, 40.5]
+    assert now == [80.5]
+
+
 def test_a_rate_limit_is_waited_for_as_told():
     waits, said = [], []
     answers = [http(429, RateLimit='"api";r=0;t=7'), None]
