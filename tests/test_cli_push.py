@@ -193,6 +193,50 @@ def test_five_server_errors_in_a_row_end_with_exit_7_and_the_same_command_goes_o
     assert len(titles(hub, repo)) == 2
 
 
+COMMITS = "You have exceeded the rate limit for repository commits (128 per hour)."
+STORAGE = "Private repository storage limit reached, please upgrade your plan."
+
+
+@pytest.mark.parametrize(
+    ("status", "pattern", "text", "words"),
+    [
+        (429, "/commit/", COMMITS, "error: the limit of 128 commits an hour is reached"),
+        (403, "/commit/", STORAGE, f"error: storage quota: {STORAGE}"),
+        (403, ".git/info/lfs/objects/batch", STORAGE, f"error: storage quota: {STORAGE}"),
+    ],
+    ids=["commits", "storage-commit", "storage-lfs"],
+)
+def test_a_quota_is_exit_6_and_says_what_is_there_and_what_is_left(
+    lfs, tmp_path, repo, status, pattern, text, words
+):
+    hub, driver = lfs
+    run = make_run(tmp_path, steps=(30, 60))
+    hub.fail("POST", rf"{repo}\S*{re.escape(pattern)}", status, message=text, after=1, times=99)
+    push = ("push", run, "--repo", repo, "--no-card", "--no-verify", "--yes")
+    done = driver.rlfe(*push)
+    hub.faults.clear()
+    assert done.code == 6, done.err
+    assert words in done.err
+    found = re.search(
+        r"(\S+ k?B) of (\S+ k?B) are there, (\S+ k?B) are left; nothing is half", done.err
+    )
+    assert found is not None, done.err
+    there, total, left = (_bytes(text) for text in found.groups())
+    assert there > 500
+    assert there + left == pytest.approx(total, abs=11)
+    assert f"To go on: rlfe push {run} --repo {repo}" in done.err
+    assert ("--wait" in done.err) == (status == 429)
+    assert len(titles(hub, repo)) == 1
+    assert f"{run.name}/global_step_30/model.safetensors" in hub.tree(repo)
+    assert driver.rlfe(*push).code == 0
+    assert len(titles(hub, repo)) == 2
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * {"B": 1, "kB": 1000}[unit]
+
+
 def test_a_store_whose_token_never_comes_ends_with_exit_7_in_bounded_time(tmp_path):
     run = make_run(tmp_path / "runs", steps=(30,))
     hub = serve(tmp_path / "hub")

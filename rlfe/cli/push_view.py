@@ -25,7 +25,8 @@ class Report:
 
     def summary(self) -> str:
         """What is there and what is left, for a push that stops."""
-        return f"{size_text(self.done)} of {size_text(self.total)} are there"
+        left = size_text(max(self.total - self.done, 0))
+        return f"{size_text(self.done)} of {size_text(self.total)} are there, {left} are left"
 
     def landed(self, size: int, title: str) -> None:
         """Say that a commit landed."""
