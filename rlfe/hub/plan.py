@@ -20,6 +20,8 @@ from rlfe.hub.packing import Packed
 from rlfe.types import PlannedFile, PushPlan
 
 COMMIT_WARNING = 100  # the Hub's documented limit is 128 commits an hour
+FOLDER_LIMIT = 10_000  # entries of one folder, documented as hard
+FILE_LIMIT_BYTES = 500e9  # one file, documented as hard
 PRIVATE_QUOTA_BYTES = 100e9  # free private storage, documented; old versions count
 
 
@@ -256,6 +258,7 @@ def plan_warnings(
     total = plan.bytes_to_send
     if private and total > PRIVATE_QUOTA_BYTES:
         found.append(f"{total / 1e9:.0f} GB in a private repository; free accounts have 100 GB")
+    found += _beyond_limits(plan)
     if plan.remote_only:
         count = len(plan.remote_only)
         fate = "--prune deletes them" if prune else "they stay (see --prune)"
@@ -263,3 +266,23 @@ def plan_warnings(
     if endpoint is not None:
         found.append(f"the endpoint is {endpoint}, not the public Hub")
     return tuple(found)
+
+
+def _beyond_limits(plan: Plan) -> list[str]:
+    """Files and folders that the Hub does not take, however they are sent."""
+    sizes = {item.remote: item.size for unit in plan.units for item in unit.items}
+    found = [
+        f"{path} has {size / 1e9:.0f} GB; the Hub takes files of at most 500 GB"
+        for path, size in sizes.items()
+        if size > FILE_LIMIT_BYTES
+    ]
+    children: dict[str, set[str]] = {}
+    for path in (*sizes, *(file.remote for file in plan.remote_only)):
+        parts = path.split("/")
+        for depth in range(1, len(parts)):
+            children.setdefault("/".join(parts[:depth]), set()).add(parts[depth])
+    return found + [
+        f"{folder}/ would have {len(names):,} entries; the Hub takes at most {FOLDER_LIMIT:,}"
+        for folder, names in children.items()
+        if len(names) > FOLDER_LIMIT
+    ]
