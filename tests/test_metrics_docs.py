@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from rlfe.records import read_jsonl
 from rlfe.types import Problem
 from tests.training_doubles import REPLAY, Letters, a_run
@@ -54,3 +56,41 @@ def test_every_key_of_a_run_is_on_the_page(tmp_path):
     missing = {key for key in keys if key not in names and not key.startswith(wildcards)}
     assert len(lines) == 4
     assert missing == set()
+
+
+FAKE = {"engine.sampler": "fake", "engine.learner": "fake"}
+
+
+def always():
+    """Full names in the first column."""
+    for line in PAGE.read_text().splitlines():
+        cells = line.split("|")
+        stem = ""
+        for name in re.findall(r"`([^`]+)`", cells[1]) if len(cells) > 2 else []:
+            stem = name.rsplit("/", 1)[0] + "/" if "/" in name else stem
+            yield name if "/" in name else stem + name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"filter.strategy": "top_p", "filter.value": 0.9},
+        {**REPLAY, "loss.old": "recomputed", "validate.every": 2},
+    ],
+    ids=["bare", "empty steps", "replay, recomputed and validation"],
+)
+def test_every_name_on_the_page_is_in_every_line(tmp_path, changes):
+    task = HeldOut("\x00" if "filter.strategy" in changes else "aeiouAEIOU")
+    a_run("unused", tmp_path / "run", {**FAKE, **changes}, task=task)
+    names = set(always())
+    assert {"replay/weight_ess", "mismatch/p95", "validate/reward", "clip/adv_mass"} <= names
+    for line in read_jsonl(tmp_path / "run" / "metrics.jsonl"):
+        assert names - set(line) == set()
+
+
+def test_what_is_absent_is_null_and_not_0(tmp_path):
+    a_run("unused", tmp_path / "run", FAKE)
+    line = read_jsonl(tmp_path / "run" / "metrics.jsonl")[0]
+    for room in ("replay/", "mismatch/", "validate/"):
+        assert {value for name, value in line.items() if name.startswith(room)} == {None}

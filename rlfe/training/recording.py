@@ -110,19 +110,29 @@ def warn_flat(job: Job, before: Mapping[str, Any]) -> None:
         )
 
 
-# Names that every line has; absent is null, never 0 (docs/algorithms.md 15).
+# Names that every line has; absent is null, never 0 (docs/algorithms.md 15, docs/metrics.md).
 ABSENT: dict[str, None] = dict.fromkeys(
     (
         *("reward/mean", "reward/std", "reward/success", "reward/unscored"),
-        *("reward/kept_mean", "reward/kept_std", "reward/kept_success"),
+        *("reward/kept_mean", "reward/kept_std", "reward/kept_success", "reward/kept_unscored"),
         *("loss/policy", "loss/kl", "loss/entropy", "loss/replay", "loss/total"),
-        *("optim/lr", "optim/grad_norm", "optim/steps", "optim/skipped", "entropy"),
+        *("loss/dual_clipped", "entropy", "save/merge_delta"),
+        *("optim/lr", "optim/grad_norm", "optim/steps", "optim/skipped"),
         *("ratio/p05", "ratio/p50", "ratio/p95", "ratio/max", "ratio/logratio_std"),
-        *("clip/clip_raw", "clip/clip_active", "clip/wclip_raw", "clip/wclip_active"),
-        *("clip/wclip_common", "kl/k1", "kl/k2", "kl/k3", "mismatch/mean", "mismatch/k3"),
+        *("clip/tokens", "clip/groups", "clip/adv_mass", "clip/clip_mass", "clip/common_mass"),
+        *("clip/adv_share", "clip/clip_raw", "clip/clip_active"),
+        *("clip/wclip_raw", "clip/wclip_active", "clip/wclip_common"),
+        *("kl/k1", "kl/k2", "kl/k3"),
+        *("mismatch/mean", "mismatch/p95", "mismatch/max", "mismatch/k1", "mismatch/k3"),
+        *("mismatch/unscored", "mismatch/changed"),
         *("replay/loss_nll", "replay/lambda", "replay/tokens", "replay/rollouts", "replay/fill"),
-        *("replay/waiting", "replay/buffer_size", "replay/grad_share", "replay/kl_to_behaviour"),
+        *("replay/waiting", "replay/buffer_size", "replay/prompts", "replay/eligible"),
+        *("replay/drawable", "replay/blocked_by_cooldown", "replay/duplicates"),
+        *("replay/acc_mean", "replay/weight_ess", "replay/age_mean", "replay/age_max"),
+        *("replay/n_replayed_max", "replay/kl_to_behaviour", "replay/grad_share"),
         *("lag/fingerprint_ok", "lag/fresh_ok", "lag/fresh_mean_abs", "lag/fresh_clip"),
-        "save/merge_delta",
+        *("validate/reward", "validate/success", "validate/problems", "validate/samples"),
+        *("validate/unscored", "validate/length_mean", "validate/truncated"),
+        *("validate/shortened", "validate/without_room", "validate/flat_share"),
     )
 )
