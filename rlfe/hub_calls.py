@@ -222,6 +222,12 @@ def _transport_failure(error: Exception, context: Context) -> Failure:
         return Failure(error=NotAllowedError(
             f"the store refused the token while writing {context.repo_id}", hint=LOGIN
         ))  # fmt: skip
+    if isinstance(error, ConnectionError | RuntimeError) and "403 Forbidden" in str(error):
+        return Failure(error=NotAllowedError(  # the store's client swallows the Hub's own words
+            f"the Hub lets nothing be written to {context.repo_id} (403): no right to write, or "
+            "its storage is full",
+            hint="Use a token with write access, or free some space at the repository's owner.",
+        ))  # fmt: skip
     if "no space left" in str(error).lower():
         return Failure(error=_disk_full(error))
     failed = NetworkError(

@@ -47,6 +47,7 @@ def http(status, text="told", kind=hub.HfHubHTTPError, **headers):
         (hub.LocalTokenNotFoundError("x"), NotAllowedError, "not logged in"),
         (ValueError("Invalid metadata in README.md."), RequestError, "refused the card"),
         (ConnectionError("xet: 401 Unauthorized"), NotAllowedError, "refused the token"),
+        (ConnectionError("client error (403 Forbidden)"), NotAllowedError, "storage is full"),
         (OSError(errno.ENOSPC, "No space left on device"), RlfeError, "disk full"),
         (RuntimeError("xet: No space left on device"), RlfeError, "disk full"),
     ],

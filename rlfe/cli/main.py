@@ -99,6 +99,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its code."""
+    # the Hub's store client waits minutes between two tries in silence; see rlfe.hub_calls
+    os.environ.setdefault("HF_XET_CLIENT_RETRY_MAX_DURATION", "15s")
     environment = dict(os.environ)
     if environment.get("_RLFE_COMPLETE", "").startswith("powershell"):
         from rlfe.cli.completion import add_powershell  # click knows the other three itself
