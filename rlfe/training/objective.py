@@ -55,17 +55,6 @@ def describe(settings: LossSettings) -> str:
     return " ".join(words)
 
 
-def describe(settings: LossSettings) -> str:
-    """The objective in words: "clipped importance sampling [0.8, 1.2] per token"."""
-    words = [
-        f"clipped importance sampling [{1 - settings.clip_low:g}, {1 + settings.clip_high:g}]",
-        f"per {settings.is_level}",
-    ]
-    if settings.dual_clip is not None:
-        words.append(f"with dual clip {settings.dual_clip:g}")
-    return " ".join(words)
-
-
 class StepLoss:
     """The loss over one optimiser step's batch; denominators are counted here, once."""
 
