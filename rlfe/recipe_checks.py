@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 
 from rlfe.errors import RequestError
-from rlfe.schema import EvalTask, Recipe
+from rlfe.schema import Engine, EvalTask, Recipe
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")  # of a data.source that is a file
 DEFAULT_SAMPLES, DEFAULT_SAMPLES_GSM8K = 160, 8  # docs/statistics.md
@@ -161,8 +161,24 @@ def _samples(task: str, settings: EvalTask) -> int:
     return settings.n or default
 
 
+def device_names(engine: Engine) -> list[str]:
+    """The GPUs that `engine.devices` names; none where it is not set."""
+    return [name.strip() for name in (engine.devices or "").split(",") if name.strip()]
+
+
+def _gpus(engine: Engine) -> Iterator[str]:
+    """Say that one process uses fewer GPUs than are asked for."""
+    asked = max(engine.gpus_per_node or 1, len(device_names(engine)))
+    sampling = engine.tensor_parallel if engine.sampler == "vllm" else 1
+    if asked <= sampling:
+        return
+    used = f"one learns, {sampling} sample" if sampling > 1 else "one is used"
+    yield f"one process is built: {asked} GPUs are asked for, {used}"
+
+
 def notes(recipe: Recipe) -> Iterator[str]:
     """What a user should know about settings that work but may not be meant; recorded too."""
+    yield from _gpus(recipe.engine)
     if recipe.train.group_size == 1:
         yield "train.group_size = 1: every advantage is 0, nothing is learned from rewards"
     if recipe.filter.strategy == "top_k" and recipe.filter.include_zero:

@@ -272,8 +272,10 @@ class Engine(Section):
     sample_batch: Count | None = key(
         None, "sequences generated at a time; None: 64 (transformers), 512 (vllm)"
     )
-    gpus_per_node: Count | None = key(None, "GPUs of one node; None: those that are visible")
-    devices: str | None = key(None, 'visible GPUs such as "0,1"; None: as the process finds them')
+    gpus_per_node: Count | None = key(
+        None, "GPUs asked for; one process is built, so more than it uses is noted"
+    )
+    devices: str | None = key(None, 'GPUs to see such as "0,1"; None: as the process finds them')
     tensor_parallel: Count = key(1, "GPUs that share one sampler's weights (vllm)")
     gpu_share: Annotated[Number, Field(gt=0, le=1)] = key(
         0.9, "share of a GPU's memory for the sampler (vllm)"

@@ -15,7 +15,8 @@ BOTTOM = ("types", "errors")
 HEAVY = ("torch", "vllm", "transformers", "datasets", "pandas", "pyarrow", "matplotlib")
 # Exceptions, each with its reason.
 PRINTS = {"precompute.py"}  # a maintenance script, run by hand to rewrite packaged data
-READS_ENVIRONMENT = {"vllm_settings.py"}  # vLLM takes some settings in no other way
+# vLLM takes some settings, and CUDA its visible devices, in no other way.
+READS_ENVIRONMENT = {"vllm_settings.py", "devices.py"}
 # What each kind of room may import of rlfe, beside itself.
 BASE = {
     path.stem for path in PACKAGE.glob("*.py") if path.stem not in (*BOTTOM, "__main__", "__init__")

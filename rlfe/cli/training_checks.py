@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from rlfe.engines import check_engines, make_tokenizer, missing
 from rlfe.engines.base import Tokenizer
+from rlfe.engines.devices import choose
 from rlfe.engines.source import local_folder
 from rlfe.engines.tokenizer import need_tokenizer
 from rlfe.schema import Recipe
@@ -29,6 +30,7 @@ def checked(recipe: Recipe) -> tuple[Task, TrainingList]:
         NotFoundError: There is no such model or data.
     """
     check_engines(recipe)
+    choose(recipe.engine)
     task = task_of(recipe)
     return task, _measured(recipe, task, make_tokenizer(recipe))
 

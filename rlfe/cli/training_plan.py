@@ -14,6 +14,7 @@ from typing import Any
 
 from rlfe.checkpoints import kept_steps
 from rlfe.config import Resolved
+from rlfe.recipe_checks import notes
 from rlfe.rundir import RunDir
 from rlfe.schema import Recipe
 from rlfe.weights import read_header
@@ -51,6 +52,7 @@ def plan(resolved: Resolved, run: RunDir, command: str, unchecked: Sequence[str]
         **_work(recipe),
         **_storage(recipe, run),
         **_engine(resolved),
+        "notes": list(notes(recipe)),
     }
     values = [(key, value, resolved.origins[key]) for key, value in resolved.values().items()]
     return Plan(

@@ -215,11 +215,13 @@ def compute_dtype(recipe: Recipe) -> str:
     if recipe.engine.sampler == "fake":
         return "float32"
     try:
+        from rlfe.engines.devices import choose
         from rlfe.engines.weights import device_of
     except ModuleNotFoundError as error:
         raise RequestError(
             f'engine "{recipe.engine.sampler}" needs {error.name}, which is not installed',
             hint="pip install 'rlfe[train]'",
         ) from error
+    choose(recipe.engine)
     on_cpu = device_of(recipe.engine.device).type == "cpu"
     return "float32" if on_cpu else recipe.model.dtype
