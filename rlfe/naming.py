@@ -166,12 +166,26 @@ def model_name(path: str) -> str:
     return name
 
 
+def task_token(task: str) -> str:
+    """A task's name as it stands in a run's name: `task_token("mbpp_plus") == "mbppplus"`."""
+    return re.sub(r"[^a-z0-9]", "", task.lower())
+
+
+def cell_of_run(name: str, recipe: Recipe) -> CellName:
+    """Read a run folder's name with its own configuration, which knows an own task's name.
+
+    Raises:
+        RequestError: The name does not fit.
+    """
+    return parse_cell(name, {*TASKS, task_token(recipe.task.name)})
+
+
 def cell_of(recipe: Recipe) -> CellName:
     """The cell that a resolved recipe trains. The seed is named only when it is not 0."""
     fake = recipe.engine.sampler == "fake" and not recipe.model.path
     return CellName(
         model=recipe.naming.model or ("fake" if fake else model_name(recipe.model.path)),
-        task=re.sub(r"[^a-z0-9]", "", recipe.task.name.lower()),
+        task=task_token(recipe.task.name),
         arm=recipe.naming.arm or arm_name(recipe),
         lr=recipe.optim.lr,
         seed=recipe.run.seed or None,

@@ -29,6 +29,7 @@ def make_experiment(
     lrs: Sequence[float] = (6e-6,),
     seeds: Sequence[int] = (0,),
     samples: bool = True,
+    settings: Sequence[str] = (),
 ) -> list[Path]:
     """Runs with two arms; returns their folders. Replay forgets less, by construction."""
     source = np.random.default_rng(1)
@@ -43,7 +44,7 @@ def make_experiment(
             for replay in (False, True):
                 sets = [f"model.path=models/{MODEL}", "prompt.style=base", f"optim.lr={lr}"]
                 sets += [f"run.seed={seed}", f"train.steps={steps[-1]}"]
-                sets += ["replay.strategy=hard_cooldown"] if replay else []
+                sets += [*settings, *(["replay.strategy=hard_cooldown"] if replay else [])]
                 recipe = load([], sets).recipe
                 run = root / "runs" / format_cell(cell_of(recipe))
                 run.mkdir(parents=True)

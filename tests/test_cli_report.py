@@ -65,5 +65,15 @@ def test_wrong_requests_exit_with_their_codes(runs: list[str], tmp_path: Path) -
     assert not (tmp_path / "r").exists()
 
 
+def test_runs_of_an_own_task_are_reported(tmp_path: Path) -> None:
+    own = ["task.name=vowels", "task.module=vowels.py"]
+    runs = [str(run) for run in make_experiment(tmp_path, samples=False, settings=own)]
+    assert Path(runs[0]).name.startswith("madeup_vowels_")
+    result = rlfe(*runs, "-o", str(tmp_path / "r"))
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "r" / "pass_at_k.png").is_file()
+    assert "madeup_vowels_nobuf" in (tmp_path / "r" / "index.html").read_text()
+
+
 def test_help_has_examples() -> None:
     assert "Examples:" in rlfe("--help").stdout

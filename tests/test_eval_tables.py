@@ -137,3 +137,23 @@ def test_the_drawn_ks_are_steady_ones() -> None:
 def test_a_name_that_is_no_run_is_a_base_model() -> None:
     assert point_of(row("smollm2_135m", 0, 1, 0.5)).lr is None
     assert point_of(row(RUN.format("nobuf", "lr1e3"), 30, 1, 0.5)).lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("task", "arm", "rows"),
+    [
+        ("gsm8k", "nobuf", []),  # as `rlfe train` names the arm
+        ("vowels", "mine", []),  # the own task is scored itself
+        ("gsm8k", "mine", [("tiny_2", 0)]),  # its base model is scored beside it
+    ],
+)
+def test_runs_of_an_own_task_are_curves_and_no_base_models(
+    task: str, arm: str, rows: list[tuple[str, int]]
+) -> None:
+    cells = [*rows, (f"tiny_2_vowels_{arm}_lr1e3", 30), (f"tiny_2_vowels_{arm}_lr1e3", 60)]
+    table = [{**row(cell, step, 1, 0.5), "task": task} for cell, step in cells]
+    ((panel,),) = panels(table, (1,))
+    assert panel.title.splitlines()[1].startswith("tiny_2  ")
+    drawn = [(p.arm, p.lr, p.step) for p in panel.points if p.lr is not None]
+    assert drawn == [(arm, 1e-3, 30), (arm, 1e-3, 60)]
+    assert sum(p.lr is None for p in panel.points) == len(rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def command(
     if repo is not None:
         check_repo_id(repo)
     found, _ = open_runs(runs, steps=None, exclude=())
-    look = _look(repo, revision, check, write)
+    look = _look(repo, revision, check, write, {run.cell.task for run in found})
     names = {run.name for run in found}
     made = publication(
         found, repo or PLACEHOLDER_REPO, stated, base_card=hub_base_card if repo else no_base_card,
@@ -89,12 +90,14 @@ def command(
         output.result(made.card_text())
 
 
-def _look(repo: str | None, revision: str, check: str | None, write: Path | None) -> Look:
+def _look(
+    repo: str | None, revision: str, check: str | None, write: Path | None, tasks: Collection[str]
+) -> Look:
     """What is there to compare with or to keep parts of."""
     if check == ON_HUB:
         assert repo is not None
         client = Client(repo, revision=revision, patience=Patience(say=output.note))
-        look = look_on_hub(client, (), anonymous=True)
+        look = look_on_hub(client, (), tasks=tasks, anonymous=True)
         if look.facts is None:
             raise NotFoundError(f"{repo} was not found", hint="Push first, or check a FILE.")
         if revision not in (names := client.revisions()):

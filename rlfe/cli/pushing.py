@@ -160,7 +160,9 @@ class Push:
             check_target(self.request.to_folder, [run.folder for run in runs])
             return look_in_folder(self.request.to_folder.expanduser())
         try:
-            look = look_on_hub(self.client, [run.name for run in runs])
+            look = look_on_hub(
+                self.client, [run.name for run in runs], tasks={run.cell.task for run in runs}
+            )
             if self.request.yes:
                 self.client.check_role()
             return look

@@ -8,14 +8,14 @@ have is drawn as a gap. Same rows, same bytes (fixed fonts, no dates). Not here:
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlfe.errors import RequestError
 from rlfe.eval.merge import Row
-from rlfe.naming import lr_tag, parse_cell
+from rlfe.naming import REPLAY, TASKS, lr_tag, parse_cell, task_token
 from rlfe.rundir import write_bytes
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart; black is the base model's.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
+ARM_WORDS = {"nobuf", *REPLAY.values()}  # what an arm's name begins with
 INK, GRID = "#222222", "#d9d9d9"
 
 
@@ -53,10 +54,28 @@ class Panel:
     points: tuple[Point, ...]
 
 
-def point_of(row: Row) -> Point:
-    """A row as a point; a cell whose name is no run name is a base model."""
+def own_tasks(rows: Iterable[Row]) -> set[str]:
+    """Names of own tasks in the cells of a table, which does not say them.
+
+    An own task is scored itself, or it stands behind the name of a scored base model, or before an
+    arm as `rlfe train` names it.
+    """
+    rows = list(rows)
+    found = {task_token(row["task"]) for row in rows}
+    bases = {row["cell"] for row in rows if int(row["step"]) == 0}
+    for cell in {row["cell"] for row in rows} - bases:
+        tokens = cell.split("_")
+        behind = (cell.removeprefix(f"{base}_") for base in bases if cell.startswith(f"{base}_"))
+        found |= {rest.split("_")[0] for rest in behind}
+        arms = [place for place, token in enumerate(tokens) if token in ARM_WORDS and place > 1]
+        found |= {tokens[place - 1] for place in arms[:1]}
+    return found
+
+
+def point_of(row: Row, own: Collection[str] = ()) -> Point:
+    """A row as a point; a cell whose name is no run name is a base model. `own`: own tasks."""
     try:
-        cell = parse_cell(row["cell"])
+        cell = parse_cell(row["cell"], {*TASKS, *own})
         model, arm, lr, seed = cell.model, cell.arm, cell.lr, cell.seed
     except RequestError:
         model, arm, lr, seed = row["cell"], "base", None, None
@@ -84,13 +103,14 @@ def panels(rows: Sequence[Row], ks: Sequence[int]) -> list[list[Panel]]:
     scored = [row for row in rows if row["score"] and int(row["k"]) in ks]
     lines = sorted({(row["task"], row["settings"]) for row in scored})
     tasks = [task for task, _ in lines]
+    own = own_tasks(rows)
     grid: list[list[list[Panel]]] = []
     for task, settings in lines:
         name = task if tasks.count(task) == 1 else f"{task} {settings}"
         here = [row for row in scored if (row["task"], row["settings"]) == (task, settings)]
-        for model in sorted({point_of(row).model for row in here}):
-            of_k = {k: [row for row in here if int(row["k"]) == k] for k in ks}
-            points = {k: [p for p in map(point_of, of_k[k]) if p.model == model] for k in ks}
+        drawn = [(int(row["k"]), point_of(row, own)) for row in here]
+        for model in sorted({point.model for _, point in drawn}):
+            points = {k: [p for at, p in drawn if at == k and p.model == model] for k in ks}
             n = int(here[0]["n"])
             grid.append([_line(name, model, k, n, points[k]) for k in ks if points[k]])
     if all(len(line) == 1 for block in grid for line in block):

@@ -5,13 +5,14 @@ Try: `look_in_folder(Path("published"))`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlfe import naming
 from rlfe.errors import RequestError
 from rlfe.hub.client import Client, RepoFacts
+from rlfe.hub.discover import run_cell
 from rlfe.hub.plan import RemoteFile
 
 
@@ -33,8 +34,17 @@ class Look:
 UNKNOWN = Look(files=None)
 
 
-def look_on_hub(client: Client, cells: Iterable[str], *, anonymous: bool = False) -> Look:
-    """Account (unless `anonymous`), repository, one tree listing per cell, and the card."""
+def look_on_hub(
+    client: Client,
+    cells: Iterable[str],
+    *,
+    tasks: Collection[str] = (),
+    anonymous: bool = False,
+) -> Look:
+    """Account (unless `anonymous`), repository, one tree listing per cell, and the card.
+
+    `tasks`: names of own tasks, whose runs are cells too.
+    """
     if not anonymous:
         client.account()
     facts = client.facts()
@@ -48,7 +58,7 @@ def look_on_hub(client: Client, cells: Iterable[str], *, anonymous: bool = False
     for cell in cells:
         files |= client.files(cell) if cell in folders else {}
     card = client.text("README.md") if "README.md" in files else None
-    return Look(facts=facts, files=files, cells=_cells(folders), card=card)
+    return Look(facts=facts, files=files, cells=_cells(folders, tasks), card=card)
 
 
 def look_in_folder(folder: Path) -> Look:
@@ -57,18 +67,29 @@ def look_in_folder(folder: Path) -> Look:
         return Look()
     card = folder / "README.md"
     return Look(
-        cells=_cells(path.name for path in folder.iterdir() if path.is_dir()),
+        cells=tuple(sorted(path.name for path in folder.iterdir() if _is_run(path))),
         card=card.read_text(encoding="utf-8") if card.is_file() else None,
     )
 
 
-def _cells(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(name for name in names if _is_cell(name)))
+def _cells(names: Iterable[str], tasks: Collection[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name in names if _is_cell(name, tasks)))
 
 
-def _is_cell(name: str) -> bool:
+def _is_cell(name: str, tasks: Collection[str]) -> bool:
     try:
-        naming.parse_cell(name)
+        naming.parse_cell(name, {*naming.TASKS, *tasks})
+    except RequestError:
+        return False
+    return True
+
+
+def _is_run(folder: Path) -> bool:
+    """A run folder by its name; one of an own task by its config, too."""
+    if not folder.is_dir():
+        return False
+    try:
+        run_cell(folder)
     except RequestError:
         return False
     return True

@@ -19,7 +19,7 @@ from rlfe.config import read_run_config
 from rlfe.errors import NotFoundError, RequestError
 from rlfe.eval import merge
 from rlfe.eval.tables import RATES
-from rlfe.naming import lr_tag, parse_cell
+from rlfe.naming import cell_of_run, lr_tag
 from rlfe.records import read_jsonl
 from rlfe.rundir import RunDir
 from rlfe.schema import Recipe
@@ -104,7 +104,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
         runs.append(
             Run(
                 dir=run,
-                cell=parse_cell(run.name),
+                cell=cell_of_run(run.name, recipe),
                 recipe=recipe,
                 metrics=read_jsonl(run.metrics),
                 provenance=facts,
