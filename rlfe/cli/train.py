@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rlfe import config, sweeps
+from rlfe.budget import overruns, step_seconds, used_gpus
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
 from rlfe.errors import PartialError, RequestError, RlfeError
 from rlfe.naming import cell_of, format_cell
+from rlfe.records import read_jsonl
 from rlfe.rundir import RunDir
 from rlfe.training.lock import refuse_if_held
 
@@ -41,7 +43,8 @@ INTERRUPTED = 130
     examples=[
         "rlfe train --recipe tiny --dry-run",
         "rlfe train --recipe tiny --set model.path=models/smollm2",
-        "rlfe train --recipe lr-ladder --set optim.lr=6e-6 --set replay.strategy=hard_cooldown",
+        "rlfe train --recipe lr-ladder --set model.path=Qwen/Qwen3-1.7B-Base"
+        " --set optim.lr=6e-6 --set replay.strategy=hard_cooldown",
         "rlfe train --recipe tiny --resume",
     ],
 )
@@ -252,9 +255,13 @@ def _report(
     Raises:
         PartialError: A rule ended the run.
     """
-    kept = run.steps()
+    kept, lines = run.steps(), read_jsonl(run.metrics)
+    recipe = resolved.recipe
+    beyond = overruns(recipe.study, [step_seconds(lines)], used_gpus(recipe.engine))
+    for text in beyond:
+        output.warn(text)
     if options["as_json"]:
-        output.document(_document(run, ending, kept))
+        output.document(_document(run, ending, kept, lines, beyond))
     else:
         output.table(("run", "status", "steps", "checkpoints"), [_row(run, ending, kept)])
     if ending.status == "nothing_left":
@@ -284,11 +291,14 @@ def _row(run: RunDir, ending: Ending, kept: Sequence[int]) -> list[Any]:
     return [str(run.path), ending.status, ending.step, ", ".join(str(step) for step in kept)]
 
 
-def _document(run: RunDir, ending: Ending, kept: Sequence[int]) -> dict[str, Any]:
-    from rlfe.records import read_jsonl
-
+def _document(
+    run: RunDir,
+    ending: Ending,
+    kept: Sequence[int],
+    lines: Sequence[Mapping[str, Any]],
+    beyond: Sequence[str],
+) -> dict[str, Any]:
     rows = [{"step": step, "path": str(run.checkpoint(step))} for step in kept]
-    lines = read_jsonl(run.metrics)
     facts = {
         "path": str(run.path),
         "name": run.name,
@@ -297,5 +307,6 @@ def _document(run: RunDir, ending: Ending, kept: Sequence[int]) -> dict[str, Any
         "steps": ending.step,
         "reward_first": lines[0]["reward/mean"] if lines else None,
         "reward_last": lines[-1]["reward/mean"] if lines else None,
+        "overruns": list(beyond),
     }
     return {"schema": "rlfe.train/1", "rows": rows, "run": facts}

@@ -24,7 +24,7 @@ def problems(folder: Path, entries: Iterable[Entry]) -> list[str]:
     `entries` are the files of `folder` that the filter lets through.
     """
     if needs_merge(folder):
-        return ["sharded training state without whole weights: it needs a merge (`rlfe merge`)"]
+        return ["sharded training state without whole weights: it needs a merge by its trainer"]
     outside = [entry.parts[-1] for entry in entries if leaves(entry, folder.parent)]
     lacks = checkpoints.problems(folder, need_tokenizer_config=True)
     return lacks + [f"{name} is a link to a file outside the run" for name in outside]
