@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from rlfe.budget import used_gpus
 from rlfe.errors import RequestError
 from rlfe.schema import Engine, EvalTask, Recipe
 
@@ -169,7 +170,7 @@ def device_names(engine: Engine) -> list[str]:
 def _gpus(engine: Engine) -> Iterator[str]:
     """Say that one process uses fewer GPUs than are asked for."""
     asked = max(engine.gpus_per_node or 1, len(device_names(engine)))
-    sampling = engine.tensor_parallel if engine.sampler == "vllm" else 1
+    sampling = used_gpus(engine)
     if asked <= sampling:
         return
     used = f"one learns, {sampling} sample" if sampling > 1 else "one is used"

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rlfe.budget import overruns, used_gpus
 from rlfe.config import flat
 from rlfe.hub.card_text import code, one_line, value_text, without_folders
 from rlfe.hub.cardfacts import DEFAULT_LR, lr_side, rate_text, steps_text
 from rlfe.hub.series import Cell, differences
+from rlfe.schema import Study
 
 MINUTES_BELOW_SECONDS = 2 * 3600
 
@@ -64,7 +66,21 @@ def training_lines(cells: Sequence[Cell]) -> list[str]:
         for text, names in told.items():
             where = "" if len(told) == 1 else f" ({', '.join(f'`{name}`' for name in names)})"
             lines.append(f"{key.capitalize()}: {text}{where}")
-    return lines
+    return lines + _budget_lines(cells)
+
+
+def _budget_lines(cells: Sequence[Cell]) -> list[str]:
+    """What the cells of a study took together beyond its budget."""
+    studies: dict[tuple[Study, int], list[float]] = {}
+    for cell in cells:
+        if cell.recipe is not None and cell.seconds:
+            key = (cell.recipe.study, used_gpus(cell.recipe.engine))
+            studies.setdefault(key, []).append(cell.seconds)
+    return [
+        f"Budget: {one_line(text)}"
+        for (study, gpus), seconds in studies.items()
+        for text in overruns(study, seconds, gpus)
+    ]
 
 
 def _task_line(cell: Cell) -> str:
