@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlfe.errors import NotFoundError, RequestError
+from rlfe.errors import NotFoundError, RequestError, RlfeError
 from rlfe.sandbox.pool import Judge
 from rlfe.schema import Data
 from rlfe.tasks import deepcoder, get, packaged
@@ -316,4 +316,41 @@ def test_a_broken_source_file_is_named_with_what_to_do(
     with pytest.raises(RequestError, match=words) as caught:
         get("mbpp", data=Data(source=str(path))).problems("train")
     assert f"data.source {path}" in caught.value.what
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("function", "body", "words"),
+    [
+        ("problems", "1 / 0", "problems failed for split 'train': ZeroDivisionError"),
+        ("problems", "yield 1 / 0", "problems failed for split 'train': ZeroDivisionError"),
+        ("problems", "pass", "problems returned None for split 'train'"),
+        ("problems", "return ['a']", "problems gave 'a' as problem 0 of split 'train'"),
+        ("prompt", "return problem.text", "prompt failed for problem sum/0: AttributeError"),
+        ("prompt", "pass", "prompt returned None for problem sum/0"),
+        ("judge", "return {}[reply]", "judge failed for problem sum/0: KeyError"),
+        ("judge", "pass", "judge returned None for problem sum/0"),
+        ("judge", "return 'yes'", "judge gave 'yes' for problem sum/0"),
+        ("judge", "return [1]", "judge gave [1] for problem sum/0"),
+    ],
+)
+def test_a_failing_own_function_is_named_with_file_and_problem(
+    function: str, body: str, words: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sums.py"
+    names = {"problems": "split", "prompt": "problem, style", "judge": "problem, reply"}
+    path.write_text(f"{OWN}\ndef {function}({names[function]}):\n    {body}\n")
+    task = get("sums", str(path))
+
+    def judged() -> None:
+        problem = task.problems("train")[0]
+        prompt = task.prompt(problem, "base")
+        reply = Reply(key="k", problem=problem, prompt=prompt, text="x", finish=Finish.STOP)
+        list(task.judge([reply], None))
+
+    with pytest.raises(RlfeError) as caught:
+        judged()
+    assert words in caught.value.what
+    line = ":12" if "failed" in words else ""
+    assert caught.value.what.startswith(f"{path}{line}: {function}")
     assert caught.value.hint

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import math
 import secrets
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from rlfe.errors import NotFoundError, RequestError
+from rlfe.errors import NotFoundError, RequestError, RlfeError
 from rlfe.sandbox.encoding import encode
 from rlfe.sandbox.parts import Part
 from rlfe.schema import Data
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
     from rlfe.sandbox.pool import Judge
 
 NEEDED = ("problems", "prompt", "judge")
+GIVES = {
+    "problems": "a list of dicts (id, prompt, ...) or of Problems",
+    "prompt": "a text or a Prompt",
+    "judge": "a bool, a number of 0 to 1, or a Verdict",
+}
 
 
 def load_module(path: str) -> ModuleType:
@@ -66,7 +73,7 @@ class OwnTask:
     SETTINGS: tuple[str, ...] = ()
 
     def __init__(self, name: str, path: str) -> None:
-        self.name = name
+        self.name, self._path = name, path
         self._module = load_module(path)
         self.sha256 = hashlib.sha256(Path(path).read_bytes()).hexdigest()
         self.version = f"{Path(path).name} {self.sha256[:12]}"
@@ -74,16 +81,49 @@ class OwnTask:
 
     def problems(self, split: str) -> tuple[Problem, ...]:
         if split not in self._loaded:
-            rows = self._module.problems(split)
+            rows = self._call("problems", f"split {split!r}", lambda: self._rows(split))
             found = tuple(self._problem(row, split, n) for n, row in enumerate(rows))
             if not found:
                 raise RequestError(f"task {self.name} has no problems in split {split!r}")
             self._loaded[split] = found
         return self._loaded[split]
 
+    def _rows(self, split: str) -> list[Any] | None:
+        rows = self._module.problems(split)
+        return rows if rows is None else list(rows)  # a generator runs here, where it is wrapped
+
+    def _call(self, function: str, about: str, call: Callable[[], Any]) -> Any:
+        """What the user's function gives; what it raises, or None, names the file and the problem.
+
+        Raises:
+            RequestError: the function says so itself. RlfeError: it raised something else.
+        """
+        try:
+            found = call()
+        except RlfeError:
+            raise
+        except Exception as error:
+            line = _line_of(error, self._path)
+            raise RlfeError(
+                f"{self._path}{line}: {function} failed for {about}: "
+                f"{type(error).__name__}: {error}",
+                hint=f"Correct {function} in the file.",
+            ) from error
+        if found is None:
+            raise RlfeError(
+                f"{self._path}: {function} returned None for {about}",
+                hint=f"{function} returns {GIVES[function]}.",
+            )
+        return found
+
     def _problem(self, row: Any, split: str, number: int) -> Problem:
         if isinstance(row, Problem):
             return row
+        if not isinstance(row, Mapping):
+            raise RlfeError(
+                f"{self._path}: problems gave {row!r:.80} as problem {number} of split {split!r}",
+                hint=f"problems returns {GIVES['problems']}.",
+            )
         known = {"id": f"{self.name}/{split}/{number}", "prompt": "", "answer": "", **row}
         return Problem(
             id=str(known["id"]),
@@ -96,7 +136,8 @@ class OwnTask:
 
     def prompt(self, problem: Problem, style: str, examples: Sequence[str] = ()) -> Prompt:
         check_style(style, self.name)
-        made = self._module.prompt(problem, style)
+        about = f"problem {problem.id}"
+        made = self._call("prompt", about, lambda: self._module.prompt(problem, style))
         if isinstance(made, Prompt):
             return made
         form = f"{self.name}-{style}-{self.sha256[:8]}"
@@ -114,14 +155,34 @@ class OwnTask:
         self, replies: Sequence[Reply], judge: Judge | None = None
     ) -> Iterator[tuple[str, Verdict]]:
         for reply in replies:
-            found = self._module.judge(reply.problem, reply.text)
-            verdict = found if isinstance(found, Verdict) else _verdict(float(found))
-            yield reply.key, cut_short(verdict, reply)
+            yield reply.key, cut_short(self._judged(reply), reply)
+
+    def _judged(self, reply: Reply) -> Verdict:
+        about = f"problem {reply.problem.id}"
+        found = self._call("judge", about, lambda: self._module.judge(reply.problem, reply.text))
+        if isinstance(found, Verdict):
+            return found
+        try:
+            score = float(found)
+        except (TypeError, ValueError):
+            score = math.nan
+        if isinstance(found, str) or not 0 <= score <= 1:
+            raise RequestError(
+                f"{self._path}: judge gave {found!r:.80} for {about}, "
+                "not a bool or a number of 0 to 1",
+                hint=f"judge returns {GIVES['judge']}.",
+            )
+        return _verdict(score)
+
+
+def _line_of(error: Exception, path: str) -> str:
+    """`:12`, the innermost line of the user's file that the error passed through."""
+    file, frames = Path(path).resolve(), traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
+    return f":{lines[-1]}" if lines else ""
 
 
 def _verdict(score: float) -> Verdict:
-    if not 0 <= score <= 1:
-        raise RequestError(f"the task's judge gave {score}, not a bool or a number of 0 to 1")
     status = Status.PASSED if score == 1 else Status.FAILED
     return Verdict(status=status, facts={"right": score, "total": 1})
 
