@@ -165,6 +165,14 @@ def test_a_run_that_stopped_early_says_where_and_is_a_known_gap(tmp_path):
     assert f"`{run.name}`: stopped at 30 of 60, reason not recorded." in text
 
 
+def test_a_card_of_runs_without_checkpoints_promises_none(tmp_path):
+    run = make_run(tmp_path, steps=())
+    text = made(run).card_text()
+    assert "No run has a complete checkpoint here: there is nothing to load." in text
+    assert "from_pretrained" not in text
+    assert f"`{run.name}`: no checkpoint is here." in text
+
+
 def test_no_folder_of_this_machine_stands_in_the_card(tmp_path):
     base = make_checkpoint(tmp_path / "models" / "tiny")
     run = make_run(tmp_path / "runs", path=str(base))

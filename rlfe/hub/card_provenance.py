@@ -76,6 +76,8 @@ def gap_lines(material: Material) -> list[str]:
         planned = cell.status
         if planned != "complete":
             found.append(f"`{cell.name}`: {one_line(planned)}.")
+        if not cell.steps:
+            found.append(f"`{cell.name}`: no checkpoint is here.")
         found += [
             f"`{n}` is not here: {one_line(why)}." for n, why in sorted(cell.left_home.items())
         ]
