@@ -44,7 +44,6 @@ COMMANDS = {
     "pull": Entry("Publishing", "Fetch runs or checkpoints from a repository."),
     "card": Entry("Publishing", "Write the model card of runs."),
     "export": Entry("Publishing", "Write samples in the form of other scorers."),
-    "merge": Entry("Publishing", "Turn sharded or adapter state into a complete model folder."),
     "recipes": Entry("Looking", "List, show, compare and expand recipes."),
     "config": Entry("Looking", "Show every setting with its origin."),
     "runs": Entry("Looking", "List runs with their progress and evaluations."),
