@@ -17,6 +17,7 @@ from rlfe.eval.leaks import ALIKE, Texts, likeness, overlap, words
 from rlfe.eval.report.analysis import ONE_SEED
 from rlfe.eval.report.gather import read_groups, read_runs
 from rlfe.eval.report.page import page
+from rlfe.eval.report.series import state_of
 from rlfe.eval.report.write import build, read_clusters, write
 from rlfe.types import Problem
 from tests.report_data import MODEL, make_experiment
@@ -105,6 +106,20 @@ def test_an_incomplete_checkpoint_is_named_and_not_compared(tmp_path: Path) -> N
     _, payload = build(read_runs([run]))
     assert any("1 problems missing" in note for note in payload["notes"])
     assert (run.name, 30) not in [(p["cell"], p["step"]) for p in payload["groups"][0]["points"]]
+
+
+def test_a_run_whose_record_says_that_it_diverged_is_collapsed(tmp_path: Path) -> None:
+    folders = make_experiment(tmp_path, samples=False)
+    facts = {"ended": "5 steps in a row had a non-finite loss", "ended_by": "diverged"}
+    (folders[0] / "provenance.json").write_text(json.dumps(facts))
+    runs = read_runs(folders)
+    groups = read_groups(runs)
+    states = {run.name: state_of(run, groups) for run in runs}
+    diverged, other = (states[folder.name] for folder in folders)
+    assert diverged is not None
+    assert other is not None
+    assert (diverged.kind, diverged.step) == ("collapsed", 90)
+    assert other.kind != "collapsed"
 
 
 def test_seeds_are_averaged_and_the_note_about_one_seed_goes(tmp_path: Path) -> None:
