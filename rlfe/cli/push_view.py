@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from typing import Any
 
 from rlfe.cli import output
@@ -40,7 +41,8 @@ class Report:
 
 
 def quiet_client() -> None:
-    """The client's own bars move on a terminal only."""
+    """The client's own bars move on a terminal only; tables beside the models are intended."""
+    warnings.filterwarnings("ignore", message="It seems that you are about to commit a data file")
     if not sys.stderr.isatty():
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
