@@ -116,6 +116,19 @@ def test_a_dry_run_sends_nothing_and_prints_plan_card_and_command(lfs, tmp_path,
     assert repo not in hub.repos
 
 
+def test_what_lies_beside_the_runs_is_no_run(lfs, tmp_path, repo):
+    runs = tmp_path / "runs"
+    run = make_run(runs, steps=(30,))
+    (runs / "_tables").mkdir()
+    (runs / "_base" / "tiny").mkdir(parents=True)
+    _, driver = lfs
+    everything = [str(path) for path in sorted(runs.iterdir())]
+    done = driver.rlfe("push", *everything, "--repo", repo, "--dry-run")
+    assert done.code == 0, done.err
+    assert run.name in done.out
+    assert "_tables" not in done.out
+
+
 def test_without_a_token_the_local_plan_is_shown_and_nothing_can_be_sent(lfs, tmp_path, repo):
     hub, driver = lfs
     run = make_run(tmp_path)

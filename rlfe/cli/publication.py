@@ -119,11 +119,14 @@ class Publication:
 def open_runs(
     given: Sequence[str], *, steps: str | None, exclude: Sequence[str]
 ) -> tuple[list[LocalRun], dict[str, Cache]]:
-    """The runs that the user named, each once, and their caches (saved)."""
+    """The runs that the user named, each once, and their caches (saved).
+
+    `runs/*` also names what lies beside the runs, such as `_base` and `_tables`: no runs.
+    """
     runs: dict[str, LocalRun] = {}
     caches: dict[str, Cache] = {}
-    for text in given:
-        folder = run_folder(text)
+    folders = [run_folder(text) for text in given]
+    for folder in [path for path in folders if path.name[0] != "_"] or folders:
         if folder.name in runs:
             if runs[folder.name].folder != folder:
                 raise RequestError(
