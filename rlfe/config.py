@@ -348,4 +348,9 @@ def read_run_config(path: Path) -> Recipe:
         raise NotFoundError(
             f"{file} does not exist", hint="A run folder holds the config.toml it was started with."
         ) from None
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{file} is no UTF-8 text: {error.reason} at byte {error.start}",
+            hint="The file was damaged from outside.",
+        ) from None
     return _resolve([_checked(setting) for setting in _text_settings(text, str(file))]).recipe

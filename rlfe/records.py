@@ -125,6 +125,12 @@ def parse_lines(data: bytes, path: Path) -> list[Any]:
 def cut_after(path: Path, step: int) -> int:
     """Drop the records of later steps (before a resume). Returns how many were dropped."""
     records = read_jsonl(path)
+    for number, record in enumerate(records, start=1):
+        if not isinstance(record, dict) or "step" not in record:
+            raise RlfeError(
+                f"{path}: record {number} is no step: {str(record)[:40]}",
+                hint="The file was damaged from outside: remove the line to go on.",
+            )
     kept = [record for record in records if record["step"] <= step]
     if path.exists():
         write_bytes(path, "".join(canonical_json(record) + "\n" for record in kept).encode())

@@ -233,3 +233,9 @@ def test_lines_are_found_for_dotted_and_quoted_keys_and_tables():
         ("x", "y", "r", "s"): 4,
         ("z",): 5,
     }
+
+
+def test_a_run_config_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "config.toml").write_bytes(b'about = "\xff"')
+    with pytest.raises(RequestError, match=r"config\.toml is no UTF-8 text"):
+        config.read_run_config(tmp_path)

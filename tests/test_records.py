@@ -109,3 +109,11 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
         records.append_jsonl(path, {"step": 2})
     monkeypatch.undo()
     assert path.read_bytes() == b'{"step":1}\n'
+
+
+def test_a_record_that_is_no_step_is_named_before_anything_is_cut(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n[1, 2]\n')
+    with pytest.raises(RlfeError, match="record 2 is no step"):
+        records.cut_after(path, 1)
+    assert path.read_text() == '{"step": 1}\n[1, 2]\n'

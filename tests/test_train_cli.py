@@ -330,3 +330,37 @@ def test_an_own_task_in_one_file_trains_a_real_model(capsys, tiny_model, one_thr
     digest = hashlib.sha256(Path("vowels.py").read_bytes()).hexdigest()
     assert json.loads((run / "provenance.json").read_text())["data"] == {"vowels": digest}
     assert read_jsonl(run / "metrics.jsonl")[0]["reward/mean"] > 0
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "_base", "a b", ".hidden", "new\nline"])
+def test_a_run_lies_in_the_runs_folder_under_a_plain_name(capsys, name: str) -> None:
+    assert rlfe(*small("--name", name)) == 2
+    assert "is no name of a run folder" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_name_that_no_report_can_read_is_warned_of_before_it_trains(capsys) -> None:
+    assert rlfe(*small("--name", "x", "--dry-run")) == 0
+    assert "neither reported nor pushed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing file"])
+def test_a_damaged_state_is_not_called_whole(capsys, damage: str) -> None:
+    assert rlfe(*small("--name", "x")) == 0
+    if damage == "truncated":
+        Path("runs/x/state/state.json").write_text('{"step": 1')
+    else:
+        next(path for path in Path("runs/x/state/learner").iterdir()).unlink()
+    capsys.readouterr()
+    assert rlfe(*small("--name", "x", "--resume")) == 1
+    said = capsys.readouterr().err
+    assert "--overwrite" in said
+    assert "is whole" not in said
+    assert "Traceback" not in said
+
+
+def test_a_file_in_the_place_of_a_run_is_a_wrong_request(capsys) -> None:
+    Path("runs").mkdir()
+    Path("runs/x").write_text("a file")
+    assert rlfe(*small("--name", "x")) == 2
+    assert "runs/x" in capsys.readouterr().err

@@ -20,7 +20,7 @@ import click
 from rlfe import __version__
 from rlfe.cli import help as pages
 from rlfe.cli import output
-from rlfe.errors import RlfeError
+from rlfe.errors import RequestError, RlfeError
 from rlfe.suggestions import nearest
 
 
@@ -50,6 +50,8 @@ COMMANDS = {
     "doctor": Entry("Looking", "Check this machine: versions, devices, data, isolation, disk."),
     "completion": Entry("Shell", "Print the completion script of a shell."),
 }
+# What a path can refuse that the user chose: read-only, no right, a file where a folder has to be.
+REFUSED_PATHS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 SECTIONS = ("Experiments", "Publishing", "Looking", "Shell")
 
 
@@ -155,6 +157,11 @@ def _system(problem: OSError, arguments: Sequence[str]) -> int:
         hint = "Free some space; everything saved before is kept."
         output.error(RlfeError(f"disk full{place}", hint=hint))
         return 1
+    if problem.errno in REFUSED_PATHS and problem.filename:
+        reason = (problem.strerror or "refused").lower()
+        asked = RequestError(f"{problem.filename}: {reason}", hint="Choose another place.")
+        output.error(asked)
+        return asked.exit_code
     return _unexpected(problem, arguments)
 
 

@@ -7,6 +7,7 @@ Try: `rlfe train --recipe tiny --dry-run`.
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import signal
 import threading
@@ -23,7 +24,7 @@ from rlfe.budget import overruns, step_seconds, used_gpus
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
 from rlfe.errors import PartialError, RequestError, RlfeError
-from rlfe.naming import cell_of, format_cell
+from rlfe.naming import cell_of, cell_of_run, format_cell
 from rlfe.records import read_jsonl
 from rlfe.rundir import RunDir
 from rlfe.training.lock import refuse_if_held
@@ -78,7 +79,7 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     Ctrl-C ends the running step and saves; a second one stops at once.
     """
     resolved = _resolved(ctx, options)
-    run = RunDir(options["runs_dir"] / (options["name"] or format_cell(cell_of(resolved.recipe))))
+    run = RunDir(options["runs_dir"] / _run_name(options["name"], resolved))
     if options["resume"] and options["overwrite"]:
         raise RequestError("--resume and --overwrite exclude each other", hint="Give one of them.")
     run.check(resolved.recipe, overwrite=options["overwrite"], resume=options["resume"])
@@ -88,10 +89,34 @@ def command(ctx: click.Context, /, **options: Any) -> int:
         return 0
     try:
         ending = _train(resolved, run, options)
-    except RlfeError:
-        _name_last_step(run, options)
+    except RlfeError as problem:
+        if "--overwrite" not in problem.hint:  # else it is the state itself that is not whole
+            _name_last_step(run, options)
         raise
     return _report(run, ending, resolved, options)
+
+
+def _run_name(given: str | None, resolved: config.Resolved) -> str:
+    """The run folder's name: one path part, which had better say what the run is.
+
+    Raises:
+        RequestError: It would lie elsewhere than in the runs folder, or hide there.
+    """
+    if given is None:
+        return format_cell(cell_of(resolved.recipe))
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", given):
+        raise RequestError(
+            f"--name {given!r} is no name of a run folder",
+            hint="Letters, digits, - _ and . only, with a letter or a digit first.",
+        )
+    try:
+        cell_of_run(given, resolved.recipe)
+    except RequestError:
+        output.warn(
+            f"{given} does not say model, task, arm and rate: such a run can be evaluated, but "
+            "neither reported nor pushed; naming.model and naming.arm change the parts of the name"
+        )
+    return given
 
 
 def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved:
@@ -282,7 +307,10 @@ def _name_last_step(run: RunDir, options: Mapping[str, Any]) -> None:
     """After a failure: the step that the run can go on from, if it got that far."""
     facts = run.state / "state.json"
     if facts.is_file():
-        step = json.loads(facts.read_bytes())["step"]
+        try:
+            step = json.loads(facts.read_bytes())["step"]
+        except ValueError:
+            return  # damaged: there is nothing to go on from
         again = real_command({**options, "resume": True, "overwrite": False})
         output.hint(f"The state after step {step} is whole; go on with: {again}")
 

@@ -133,6 +133,8 @@ def check(settings: Settings) -> None:
         max_tokens=settings.max_tokens,
     )
     for k in settings.ks:
+        if k < 1:
+            raise RequestError(f"k is at least 1, got k={k}")
         if k > settings.n:
             raise RequestError(
                 f"k={k} needs at least {k} samples, {settings.task} has n={settings.n}",
