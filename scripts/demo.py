@@ -55,10 +55,10 @@ def main() -> None:
     last = max((folder / runs[0]).glob("global_step_*"), key=lambda p: int(p.name.split("_")[-1]))
     subfolder = f"{cells[0]}/{last.name}"
     run("python", str(scripts / "load_back.py"), "published", subfolder, folder=folder)
-    print(
-        f"\nAll of it took {time.monotonic() - started:.0f} s. Look at {folder.name}/eval.png and"
-    )
-    print(f"{folder.name}/published/README.md; the table again: {folder.name}/eval.csv")
+    print("\nThis was a smoke run: four training problems, four steps, twelve samples a point. It")
+    print("shows that everything works and how results look; it measures no forgetting.")
+    print(f"All of it took {time.monotonic() - started:.0f} s. Look at {folder.name}/eval.png,")
+    print(f"{folder.name}/eval.csv and {folder.name}/published/README.md (the model card).")
 
 
 if __name__ == "__main__":
