@@ -211,9 +211,12 @@ def test_training_asks_for_a_prompt_style_and_a_model():
 
 def test_the_defaults_and_allowed_pairs_pass():
     sets = ["advantage.name=dr_grpo", "loss.aggregation=seq-mean-token-sum-norm"]
-    config.check(config.load([], sets).recipe)
-    config.check(config.load([], ["mismatch.mode=tis", "loss.old=recomputed"]).recipe)
-    config.check(config.load([], ["filter.strategy=top_k_abs", "filter.value=4"]).recipe)
+    pairs = (sets, ["mismatch.mode=tis", "loss.old=recomputed"])
+    for allowed in ([], *pairs, ["filter.strategy=top_k_abs", "filter.value=4"]):
+        recipe = config.load([], allowed).recipe
+        config.check(recipe)  # refuses with an exception
+        values = config.flat(recipe)
+        assert all(str(values[key]) == text for key, text in (s.split("=") for s in allowed[:1]))
 
 
 def test_a_matrix_with_an_unknown_key_or_no_list_is_refused(recipe):
