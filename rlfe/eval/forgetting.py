@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -171,18 +172,23 @@ def transitions(
     return Transitions(lost, found, down, int(np.sum(changed_P & (score_P > base_P))))
 
 
+@lru_cache(maxsize=1 << 16)
 def two_proportion_p(a: int, b: int, n: int) -> float:
     """Fisher's exact two-sided p value of a of n against b of n (sum of tables no likelier)."""
-    total = a + b
+    total, choose_C = a + b, _log_choose(n)
     low, high = max(0, total - n), min(n, total)
-    logs = [_log_choose(n, x) + _log_choose(n, total - x) for x in range(low, high + 1)]
-    seen = _log_choose(n, a) + _log_choose(n, b)
-    whole = _log_choose(2 * n, total)
-    return min(1.0, math.fsum(math.exp(x - whole) for x in logs if x <= seen + 1e-9))
+    x_T = np.arange(low, high + 1)
+    log_T = choose_C[x_T] + choose_C[total - x_T]
+    whole = math.lgamma(2 * n + 1) - math.lgamma(total + 1) - math.lgamma(2 * n - total + 1)
+    no_likelier = log_T[log_T <= choose_C[a] + choose_C[b] + 1e-9]
+    return min(1.0, math.fsum(np.exp(no_likelier - whole)))
 
 
-def _log_choose(n: int, k: int) -> float:
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+@lru_cache(maxsize=64)
+def _log_choose(n: int) -> np.ndarray:
+    """log C(n, c) for c = 0..n."""
+    log_C = np.array([math.lgamma(c + 1) for c in range(n + 1)])
+    return log_C[-1] - log_C - log_C[::-1]
 
 
 class Support(NamedTuple):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlfe.errors import RequestError
-from rlfe.eval.statistics import LEVEL, bootstrap_means, standard_error
+from rlfe.eval.statistics import LEVEL, bootstrap_means, percentiles, standard_error
 
 DETECTABLE = 2.8  # standard errors: 1.96 for the test at 5 % + 0.84 for 80 % power
 PERMUTATIONS = 10_000
@@ -25,7 +25,8 @@ class Comparison:
     """a - b on the same problems, for every k; shares, not percent.
 
     `low_K`, `high_K`: pointwise interval; `band_low_K`, `band_high_K`: simultaneous over all k;
-    `detectable_K`: effect that would be seen with 80 % power. `p_K` is the sign-flip p value.
+    `detectable_K`: effect that would be seen with 80 % power. `p_K` is the sign-flip p value (NaN
+    where it was not asked for).
     """
 
     effect_K: np.ndarray
@@ -50,10 +51,14 @@ def compare(
     signs_BP: np.ndarray,
     problems: tuple[Sequence[str], Sequence[str]] | None = None,
     level: float = LEVEL,
+    tested: Sequence[int] | None = None,
+    means_BK: np.ndarray | None = None,
 ) -> Comparison:
     """Compare a with b; `weights_BP` and `signs_BP` are draws that many comparisons share.
 
-    `problems` are the problem ids of a and b, which must be the same in the same order.
+    `problems` are the problem ids of a and b, which must be the same in the same order. `tested`:
+    the k that get a p value (None: all). `means_BK`: a's bootstrap means minus b's, where they are
+    known already: the mean of a difference is the difference of the means.
     a against a gives effect 0, p 1. Swapping a and b flips the sign and keeps the p value.
 
     Raises:
@@ -68,8 +73,9 @@ def compare(
         raise RequestError("a paired comparison needs at least two problems")
     d_PK = a_PK - b_PK
     effect_K, se_K = d_PK.mean(axis=0), standard_error(d_PK)
-    means_BK = bootstrap_means(d_PK, weights_BP)
-    low_K, high_K = np.quantile(means_BK, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    if means_BK is None:
+        means_BK = bootstrap_means(d_PK, weights_BP)
+    low_K, high_K = percentiles(means_BK, level)
     multiplier = max_t_multiplier(means_BK, effect_K, se_K, level)
     return Comparison(
         effect_K=effect_K,
@@ -79,9 +85,18 @@ def compare(
         band_low_K=effect_K - multiplier * se_K,
         band_high_K=effect_K + multiplier * se_K,
         multiplier=multiplier,
-        p_K=sign_flip_p(d_PK, signs_BP),
+        p_K=_tested_p(d_PK, signs_BP, tested),
         detectable_K=DETECTABLE * se_K,
     )
+
+
+def _tested_p(d_PK: np.ndarray, signs_BP: np.ndarray, tested: Sequence[int] | None) -> np.ndarray:
+    if tested is None:
+        return sign_flip_p(d_PK, signs_BP)
+    p_K = np.full(d_PK.shape[1], np.nan)
+    places = np.array(tested, dtype=int) - 1
+    p_K[places] = sign_flip_p(d_PK[:, places], signs_BP)
+    return p_K
 
 
 def max_t_multiplier(

@@ -48,14 +48,30 @@ def bootstrap_means(p_PK: np.ndarray, weights_BP: np.ndarray) -> np.ndarray:
     """Mean over the drawn problems, [B, K], from per-problem values [P, K]."""
     if p_PK.shape[0] != weights_BP.shape[1]:
         raise ValueError(f"p_PK has {p_PK.shape[0]} problems, weights_BP {weights_BP.shape[1]}")
-    means_BK: np.ndarray = weights_BP @ p_PK / p_PK.shape[0]
-    return means_BK
+    means_KB: np.ndarray = p_PK.T @ weights_BP.T  # draws side by side: quantiles read them so
+    means_KB /= p_PK.shape[0]
+    return means_KB.T
 
 
 def over_problems(p_PK: np.ndarray, weights_BP: np.ndarray, level: float = LEVEL) -> Interval:
     """Percentile bootstrap interval of the mean over problems, for every k."""
-    means_BK = bootstrap_means(p_PK, weights_BP)
-    low_K, high_K = np.quantile(means_BK, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return percentiles(bootstrap_means(p_PK, weights_BP), level)
+
+
+def percentiles(means_BK: np.ndarray, level: float = LEVEL) -> Interval:
+    """The two ends that hold `level` of the draws, for every k.
+
+    What `numpy.quantile` gives, a few times faster: one partition for both ends, along memory.
+    """
+    draws = means_BK.shape[0]
+    at = np.array([(1 - level) / 2, (1 + level) / 2]) * (draws - 1)
+    below = np.floor(at).astype(int)
+    above = np.minimum(below + 1, draws - 1)
+    sorted_KB = np.partition(np.ascontiguousarray(means_BK.T), [*below, *above], axis=1)
+    low_K, high_K = (
+        sorted_KB[:, i] + share * (sorted_KB[:, j] - sorted_KB[:, i])
+        for i, j, share in zip(below, above, at - below, strict=True)
+    )
     return Interval(low_K, high_K)
 
 
@@ -110,21 +126,23 @@ def sampling_only(
     estimate_PH = miss_PK[:, k_H - 1] ** 2 - miss_PK[:, 2 * k_H - 1]
     variance_K[:half] = np.maximum(0.0, estimate_PH.sum(axis=0)) / problems**2
     if half < n:
-        variance_K[half:] = _parametric(n, np.asarray(correct_P), generator, draws)[half:]
+        variance_K[half:] = _parametric(n, np.asarray(correct_P), generator, draws, half)
     methods = [SAMPLING_ONLY] * half + [SAMPLING_ONLY_BOOTSTRAP] * (n - half)
     return SamplingError(np.sqrt(variance_K), tuple(methods))
 
 
 def _parametric(
-    n: int, correct_P: np.ndarray, generator: np.random.Generator, draws: int
+    n: int, correct_P: np.ndarray, generator: np.random.Generator, draws: int, first: int
 ) -> np.ndarray:
-    """Variance of the mean pass@k over redrawn counts, [K]; table of all c, then look-ups."""
-    value_CK = pass_at_all_k(n, np.arange(n + 1))
-    means_BK = np.empty((draws, n))
-    for draw in range(draws):
-        rate_P = generator.beta(correct_P + 0.5, n - correct_P + 0.5)
-        count_C = np.bincount(generator.binomial(n, rate_P), minlength=n + 1)
-        means_BK[draw] = count_C @ value_CK / len(correct_P)
+    """Variance of the mean pass@k over redrawn counts, for k = first + 1 .. n.
+
+    How often each count is drawn [draws, n + 1], times the pass@k of each count.
+    """
+    rate_BP = generator.beta(correct_P + 0.5, n - correct_P + 0.5, (draws, len(correct_P)))
+    count_BP = generator.binomial(n, rate_BP) + np.arange(draws)[:, None] * (n + 1)
+    times_BC = np.bincount(count_BP.ravel(), minlength=draws * (n + 1)).reshape(draws, n + 1)
+    value_CK = pass_at_all_k(n, np.arange(n + 1))[:, first:]
+    means_BK = times_BC.astype(np.float64) @ value_CK / len(correct_P)
     variance_K: np.ndarray = means_BK.var(axis=0, ddof=1)
     return variance_K
 
