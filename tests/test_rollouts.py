@@ -23,10 +23,10 @@ def exact(one_thread: None) -> None:
 
 
 class Echo(Letters):
-    """Remembers which reply was judged for which problem in the last step."""
+    """Remembers which reply was judged for which problem in the last step, by key."""
 
     def judge(self, replies: Sequence[Any], judge: Any) -> Iterator[Any]:
-        self.asked = [(reply.key, reply.problem.id, reply.text) for reply in replies]
+        self.asked = sorted((reply.key, reply.problem.id, reply.text) for reply in replies)
         yield from super().judge(replies, judge)
 
 

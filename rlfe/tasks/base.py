@@ -50,5 +50,9 @@ class Task(Protocol):
         ...
 
     def judge(self, replies: Sequence[Reply], judge: Judge | None) -> Iterator[tuple[str, Verdict]]:
-        """Yield (key, verdict) for every reply, as they finish, in any order."""
+        """Yield (key, verdict) for every reply, as they finish, in any order.
+
+        Training calls it once a step, in a thread, with replies that are still being sampled:
+        iterating waits for the next one, so a judge that reads them once overlaps generation.
+        """
         ...

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import queue
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,29 +83,35 @@ class CodingTask(ABC):
         )
 
     def judge(self, replies: Sequence[Reply], judge: Judge | None) -> Iterator[tuple[str, Verdict]]:
-        """Start judging at once; yield (key, verdict) as the programs end, in any order."""
+        """Start judging at once; yield (key, verdict) as the programs end, in any order.
+
+        Each program starts when its reply is read, so replies may still be arriving.
+        """
         if judge is None:
             raise RlfeError(f"task {self.name} runs programs and needs a judge")
         ready: list[tuple[str, Verdict]] = []
-        found: list[tuple[Reply, Extraction]] = []
+        found: dict[str, tuple[Reply, Extraction]] = {}
+        judged = self.judge_programs(self._programs(replies, ready, found), judge)
+        told = ((key, _told(verdict, *found[key])) for key, verdict in judged)
+        return itertools.chain(ready, told)
+
+    def _programs(
+        self,
+        replies: Iterable[Reply],
+        ready: list[tuple[str, Verdict]],
+        found: dict[str, tuple[Reply, Extraction]],
+    ) -> Iterator[tuple[str, Problem, str]]:
+        """(key, problem, program) of the replies that hold one; notes both kinds on the way."""
         for reply in replies:
             taken = self.extraction(reply)
             if taken.program:
-                found.append((reply, taken))
+                found[reply.key] = reply, taken
+                yield reply.key, reply.problem, taken.program
             else:
                 ready.append((reply.key, _missing(reply)))
-        by_key = {reply.key: reply for reply, _ in found}
-        programs = [(reply.key, reply.problem, taken.program) for reply, taken in found]
-        told = {reply.key: {"fence": t.had_fence, "cut": t.was_cut} for reply, t in found}
-        judged = (
-            (key, replace(verdict, facts={**verdict.facts, **told[key]}))
-            for key, verdict in self.judge_programs(programs, judge)
-        )
-        cut = ((key, cut_short(verdict, by_key[key])) for key, verdict in judged)
-        return itertools.chain(ready, cut)
 
     def judge_programs(
-        self, programs: Sequence[tuple[str, Problem, str]], judge: Judge
+        self, programs: Iterable[tuple[str, Problem, str]], judge: Judge
     ) -> Iterator[tuple[str, Verdict]]:
         """The same for (key, problem, program): each distinct program of a problem runs once.
 
@@ -155,6 +161,12 @@ class CodingTask(ABC):
 
 def _missing(reply: Reply) -> Verdict:
     return cut_short(Verdict(status=Status.NO_ANSWER, detail="no program in the reply"), reply)
+
+
+def _told(verdict: Verdict, reply: Reply, taken: Extraction) -> Verdict:
+    """The verdict with how its program was found, and whether the reply was cut."""
+    facts = {**verdict.facts, "fence": taken.had_fence, "cut": taken.was_cut}
+    return cut_short(replace(verdict, facts=facts), reply)
 
 
 def cut_short(verdict: Verdict, reply: Reply) -> Verdict:

@@ -1,8 +1,8 @@
 """Sampling and judging the groups of one step, and writing them down.
 
-What: one request per slot with its own derived seed, N completions each, verdicts, rewards. A
-group is formed by its slot, never by prompt text. Not here: what is done with the rewards.
-docs/algorithms.md 0.1, 0.2, 11.
+What: one request per slot with its own derived seed, N completions each, judged while later ones
+are sampled (`judging.py`), rewards. A group is formed by its slot, never by prompt text. Not here:
+what is done with the rewards. docs/algorithms.md 0.1, 0.2, 11.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rlfe.records import write_jsonl_zst
 from rlfe.tasks.base import Reply
 from rlfe.training.clock import Clock
 from rlfe.training.job import Job
+from rlfe.training.judging import sampled_and_judged
 from rlfe.training.rewards import reward
 from rlfe.types import Completion, Group, Request, Rollout, Sampling, Verdict
 
@@ -41,24 +42,24 @@ def sampled_groups(job: Job, step: int, clock: Clock) -> list[Group]:
     Raises:
         RlfeError: The sampler or the judge gave back less than was asked for.
     """
+    return groups_of_slots(job, step, range(job.recipe.train.prompts_per_step), clock)
+
+
+def groups_of_slots(job: Job, step: int, slots: Sequence[int], clock: Clock) -> list[Group]:
+    """The same for some slots of the step, in the order given."""
     indices = slots_of_step(job, step)
-    with clock.phase("sample"):
-        requests = [_request(job, step, slot, int(i)) for slot, i in enumerate(indices)]
-        done: dict[str, list[Completion]] = {}
-        for name, completions in job.sampler.generate(requests):
-            done[name] = completions
-            job.watch.within(f"step {step + 1}: sampled {len(done)}/{len(requests)} groups")
-    for request in requests:
-        count = len(done.get(request.id, ()))
-        if count != request.sampling.n:
-            raise RlfeError(
-                f"the sampler gave {count} of {request.sampling.n} completions for slot "
-                f"{request.id} of step {step + 1}",
-                hint="The step is not trained on; --resume tries it again.",
-            )
-    with clock.phase("score"):
-        verdicts = _verdicts(job, step, indices, done)
-    return [_group(job, step, slot, int(i), done, verdicts) for slot, i in enumerate(indices)]
+    problem = {str(slot): int(indices[slot]) for slot in slots}
+    requests = [_request(job, step, slot, problem[str(slot)]) for slot in slots]
+    done, verdicts = sampled_and_judged(
+        job,
+        requests,
+        lambda name, completions: _replies(job, name, problem[name], completions),
+        clock,
+        f"step {step + 1}",
+    )
+    _check_all_sampled(step, requests, done)
+    _check_all_judged(job, step, done, verdicts)
+    return [_group(job, step, slot, problem[str(slot)], done, verdicts) for slot in slots]
 
 
 def _request(job: Job, step: int, slot: int, index: int) -> Request:
@@ -74,10 +75,8 @@ def _request(job: Job, step: int, slot: int, index: int) -> Request:
     return Request(id=str(slot), prompt_ids=job.data.prompt_ids[index], sampling=sampling)
 
 
-def _verdicts(
-    job: Job, step: int, indices: np.ndarray, done: Mapping[str, Sequence[Completion]]
-) -> dict[str, Verdict]:
-    replies = [
+def _replies(job: Job, slot: str, index: int, completions: Sequence[Completion]) -> list[Reply]:
+    return [
         Reply(
             key=f"{slot}/{number}",
             problem=job.data.problems[index],
@@ -85,18 +84,37 @@ def _verdicts(
             text=completion.text,
             finish=completion.finish,
         )
-        for slot, index in enumerate(indices.tolist())
-        for number, completion in enumerate(done[str(slot)])
+        for number, completion in enumerate(completions)
     ]
-    verdicts = dict(job.task.judge(replies, job.judge))
-    missing = [reply.key for reply in replies if reply.key not in verdicts]
+
+
+def _check_all_sampled(
+    step: int, requests: Sequence[Request], done: Mapping[str, Sequence[Completion]]
+) -> None:
+    for request in requests:
+        count = len(done.get(request.id, ()))
+        if count != request.sampling.n:
+            raise RlfeError(
+                f"the sampler gave {count} of {request.sampling.n} completions for slot "
+                f"{request.id} of step {step + 1}",
+                hint="The step is not trained on; --resume tries it again.",
+            )
+
+
+def _check_all_judged(
+    job: Job,
+    step: int,
+    done: Mapping[str, Sequence[Completion]],
+    verdicts: Mapping[str, Verdict],
+) -> None:
+    keys = [f"{slot}/{number}" for slot in done for number in range(len(done[slot]))]
+    missing = sorted(key for key in keys if key not in verdicts)
     if missing:
         raise RlfeError(
             f"the judge of task {job.task.name} gave no verdict on {len(missing)} of "
-            f"{len(replies)} replies of step {step + 1} (first: {missing[0]})",
+            f"{len(keys)} replies of step {step + 1} (first: {missing[0]})",
             hint="A task's judge has to yield one verdict per reply.",
         )
-    return verdicts
 
 
 def _group(

@@ -8,7 +8,7 @@ weights; the loop loads the behaviour policy again at the next step. docs/algori
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,12 @@ from rlfe.randomness import derive
 from rlfe.schema import Recipe
 from rlfe.tasks.base import Reply, Task
 from rlfe.tasks.sources import is_file
+from rlfe.training.clock import Clock
 from rlfe.training.job import Job, TrainingList
+from rlfe.training.judging import sampled_and_judged
 from rlfe.training.lengths import fitting
 from rlfe.training.rewards import as_array, flat_share, reward
-from rlfe.types import Completion, Finish, Problem, Request, Sampling
+from rlfe.types import Completion, Finish, Problem, Request, Sampling, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,13 @@ def validated(job: Job, held_out: ValidationList, *, finished_steps: int) -> dic
             hint="The engine kept old weights; --resume tries again.",
         )
     requests = list(_requests(job, held_out, finished_steps))
-    done = dict(job.sampler.generate(requests))
+    done, verdicts = sampled_and_judged(
+        job,
+        requests,
+        lambda name, completions: _replies(held_out, int(name), completions),
+        Clock(),  # all of it is the step's phase `validate`
+        f"validation at step {finished_steps}",
+    )
     for request in requests:
         if len(done.get(request.id, ())) != request.sampling.n:
             raise RlfeError(
@@ -108,7 +116,7 @@ def validated(job: Job, held_out: ValidationList, *, finished_steps: int) -> dic
                 f"{len(done.get(request.id, ()))} of {request.sampling.n} samples of problem "
                 f"{held_out.data.problems[int(request.id)].id}"
             )
-    return _metrics(job, held_out, done)
+    return _metrics(job, held_out, done, verdicts)
 
 
 def due(job: Job, held_out: ValidationList | None, finished_steps: int) -> dict[str, object]:
@@ -152,21 +160,32 @@ def _requests(job: Job, held_out: ValidationList, finished_steps: int) -> Sequen
     ]
 
 
-def _metrics(
-    job: Job, held_out: ValidationList, done: dict[str, list[Completion]]
-) -> dict[str, object]:
-    replies = [
+def _replies(
+    held_out: ValidationList, index: int, completions: Sequence[Completion]
+) -> list[Reply]:
+    return [
         Reply(
             key=f"{index}/{number}",
-            problem=held_out.data.problems[int(index)],
-            prompt=held_out.data.prompts[int(index)],
+            problem=held_out.data.problems[index],
+            prompt=held_out.data.prompts[index],
             text=completion.text,
             finish=completion.finish,
         )
-        for index, completions in sorted(done.items(), key=lambda item: int(item[0]))
         for number, completion in enumerate(completions)
     ]
-    verdicts = dict(job.task.judge(replies, job.judge))
+
+
+def _metrics(
+    job: Job,
+    held_out: ValidationList,
+    done: Mapping[str, Sequence[Completion]],
+    verdicts: Mapping[str, Verdict],
+) -> dict[str, object]:
+    replies = [
+        reply
+        for index, completions in sorted(done.items(), key=lambda item: int(item[0]))
+        for reply in _replies(held_out, int(index), completions)
+    ]
     kind, threshold = job.recipe.reward.kind, job.recipe.reward.success_threshold
     judged = [reward(verdicts[reply.key], kind=kind) for reply in replies]
     without_room = sum(limit == 0 for limit in held_out.max_tokens)
