@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlfe.errors import RequestError
@@ -52,6 +52,26 @@ def parse(text: str) -> Condition:
             hint="Write --require 'mbpp_plus/pass@1>=0.35'; scores are shares from 0 to 1.",
         )
     return Condition(text=text, task=match[1], k=int(match[2]), sign=match[3], value=value)
+
+
+def check(conditions: Sequence[Condition], samples: Mapping[str, int]) -> None:
+    """Refuse conditions on scores that cannot exist; `samples`: task of a row -> its n.
+
+    Raises:
+        RequestError: The task is not scored in this call, or k is larger than n.
+    """
+    for condition in conditions:
+        n = samples.get(condition.task)
+        if n is None:
+            raise RequestError(
+                f"--require '{condition.text}': {condition.task} is not scored in this call",
+                hint=f"It scores {', '.join(samples)}.",
+            )
+        if not 1 <= condition.k <= n:
+            raise RequestError(
+                f"--require '{condition.text}': pass@{condition.k} does not exist with n={n}",
+                hint=f"Ask for k from 1 to {n}, or sample more with -n.",
+            )
 
 
 def unmet(conditions: Sequence[Condition], rows: Sequence[Row]) -> list[str]:
