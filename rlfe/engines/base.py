@@ -84,8 +84,11 @@ class LossFunction(Protocol):
         """Rows [B] whose log-probabilities get a gradient that is not surely zero, bool."""
         ...
 
-    def __call__(self, rows: Batch, logp_BL: Any, entropy_BL: Any) -> tuple[Any, dict[str, float]]:
-        """Loss share with gradient, and shares of the logged sums. Arrays of the engine's kind."""
+    def __call__(self, rows: Batch, logp_BL: Any, entropy_BL: Any) -> tuple[Any, dict[str, Any]]:
+        """Loss share with gradient, and shares of the logged sums. Arrays of the engine's kind.
+
+        The shares are numbers, or single values that are still on their device.
+        """
         ...
 
 

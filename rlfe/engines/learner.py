@@ -12,7 +12,7 @@ Shapes: B rows, L tokens, M masked tokens, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,12 @@ import torch
 
 from rlfe.engines.base import LossFunction, Pass, Snapshot, Source
 from rlfe.engines.fingerprint import fingerprint
-from rlfe.engines.logprobs import micro_batches, rows_of, scored
+from rlfe.engines.logprobs import Logits, scored
+from rlfe.engines.microbatches import micro_batches, rows_of, token_budget
 from rlfe.engines.packing import can_share
+from rlfe.engines.shards import is_sharded, load_shards
 from rlfe.engines.source import model_folder
+from rlfe.engines.transfer import fetched, on_device
 from rlfe.engines.weights import (
     Lora,
     device_of,
@@ -37,6 +40,7 @@ from rlfe.engines.weights import (
 from rlfe.errors import RlfeError
 from rlfe.types import Batch
 
+FINITE = "finite"  # among the sums of a pass: micro-batches with a finite loss
 WEIGHTS, MOMENTS, OPTIMIZER = "weights.safetensors", "moments.safetensors", "optimizer.json"
 
 
@@ -47,7 +51,9 @@ class TransformersLearner:
         path: Model folder or Hub id; also the reference of the KL term.
         dtype: Of kept checkpoints and, off the CPU, of the forward pass and of snapshots.
         temperature: Logits are divided by it, as when sampling.
-        micro_batch: Rollouts per forward pass; None: as many as a token budget takes.
+        micro_batch: Rollouts per forward pass; None: as many as the token budget takes.
+        tokens: The budget of a forward pass, padding included; None: the device's.
+        logits: How log-probabilities are computed (`logprobs.scored`).
         betas, eps, weight_decay: AdamW. grad_clip: gradient norm; 0: off.
         lora: LoRA layers; None: full fine-tuning.
         share: Snapshots refer to the live weights (a sampler of this process shares the model).
@@ -64,6 +70,8 @@ class TransformersLearner:
         threads: int = 0,
         temperature: float = 1.0,
         micro_batch: int | None = None,
+        tokens: int | None = None,
+        logits: Logits = "chunked",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -76,9 +84,10 @@ class TransformersLearner:
             torch.set_num_threads(threads)
         self._name, self._folder = str(path), model_folder(path, revision)
         self._device, self._dtype = device_of(device), dtype_of(dtype)
-        self._temperature, self._micro_batch, self._share = temperature, micro_batch, share
+        self._temperature, self._logits, self._share = temperature, logits, share
+        self._micro_batch, self._tokens = micro_batch, tokens or token_budget(self._device.type)
         self._lora, self._grad_clip, self._finite = lora, grad_clip, True
-        self.model = load_model(self._folder, torch.float32, self._device, lora)
+        self.model = self._loaded(torch.float32, lora)
         self._trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._optimizer = torch.optim.AdamW(
             list(self._trained.values()),
@@ -101,30 +110,31 @@ class TransformersLearner:
         return torch.float32 if self._device.type == "cpu" else self._dtype
 
     def forward_backward(self, batch: Batch, loss: LossFunction) -> Pass:
-        sums: dict[str, float] = {}
-        logp_BL = np.zeros(batch.ids_BL.shape, np.float32)
-        entropy_BL = np.zeros(batch.ids_BL.shape, np.float32)
+        logp_BL = torch.zeros(batch.ids_BL.shape, device=self._device)
+        entropy_BL, found = torch.zeros_like(logp_BL), []
         graded_B = loss.needs_gradient(batch)
         for rows in self._micro_batches(batch, graded_B):
-            part = rows_of(batch, rows)
+            part, place = rows_of(batch, rows), on_device(rows, self._device)
             width = part.ids_BL.shape[1]
             with torch.set_grad_enabled(bool(graded_B[rows].any())), self._autocast():
                 logp, entropy = self._scored(self.model, part, loss.entropy_gradient)
             value, shares = loss(part, logp, entropy)
             if value.requires_grad:
                 value.backward()
-            self._finite = self._finite and bool(torch.isfinite(value))
-            sums = {name: sums.get(name, 0.0) + share for name, share in shares.items()}
-            logp_BL[rows, :width] = logp.detach().cpu().numpy()
-            entropy_BL[rows, :width] = entropy.detach().cpu().numpy()
-        return Pass(sums=sums, logp_BL=logp_BL, entropy_BL=entropy_BL)
+            found.append(shares | {FINITE: torch.isfinite(value.detach())})
+            logp_BL[place, :width], entropy_BL[place, :width] = logp.detach(), entropy.detach()
+        sums, arrays = _summed(found, logp_BL, entropy_BL)
+        self._finite = self._finite and sums.pop(FINITE, 0.0) == len(found)
+        return Pass(sums=sums, logp_BL=arrays[0], entropy_BL=arrays[1])
 
     def optim_step(self, lr: float) -> float:
         for parameter in self._trained.values():
             if parameter.grad is None:  # no row asked for a gradient: it is zero, not absent
                 parameter.grad = torch.zeros_like(parameter)
         limit = self._grad_clip or float("inf")
-        norm = torch.nn.utils.clip_grad_norm_(list(self._trained.values()), limit).item()
+        found = self._norm([p.grad for p in self._trained.values() if p.grad is not None])
+        torch.nn.utils.clip_grads_with_norm_(self._trained.values(), limit, found)
+        norm = found.item()
         if not self._finite:
             norm = float("nan")
         if np.isfinite(norm):
@@ -141,7 +151,7 @@ class TransformersLearner:
             parameter.grad = None
         self.forward_backward(batch, loss)
         grads = [p.grad for p in self._trained.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(grads).item() if grads else 0.0
+        norm = self._norm(grads).item() if grads else 0.0
         for name, parameter in self._trained.items():
             parameter.grad = kept[name]
         return norm
@@ -153,16 +163,16 @@ class TransformersLearner:
         return self._measured(batch, "current", entropy=True)
 
     def _measured(self, batch: Batch, source: Source, *, entropy: bool) -> np.ndarray:
-        value_BL = np.zeros(batch.ids_BL.shape, np.float32)
+        value_BL = torch.zeros(batch.ids_BL.shape, device=self._device)
         nothing_B = np.zeros(len(batch.ids_BL), bool)
         kind = False if entropy else None
         with torch.no_grad(), self._weights(source) as model:
             for rows in self._micro_batches(batch, nothing_B):
-                part = rows_of(batch, rows)
+                part, place = rows_of(batch, rows), on_device(rows, self._device)
                 with self._autocast():
                     found = self._scored(model, part, kind)[1 if entropy else 0]
-                value_BL[rows, : part.ids_BL.shape[1]] = found.cpu().numpy()
-        return value_BL
+                value_BL[place, : part.ids_BL.shape[1]] = found
+            return fetched([value_BL])[0]
 
     def snapshot(self, version: int) -> Snapshot:
         weights = {
@@ -200,6 +210,9 @@ class TransformersLearner:
     def load_state(self, folder: Path) -> None:
         from safetensors.torch import load_file
 
+        if is_sharded(folder):
+            load_shards(folder, self._trained, self._optimizer, self._group)
+            return
         missing = [n for n in (WEIGHTS, MOMENTS, OPTIMIZER) if not (folder / n).is_file()]
         if missing:
             raise RlfeError(
@@ -213,12 +226,12 @@ class TransformersLearner:
         steps = json.loads((folder / OPTIMIZER).read_text())
         with torch.no_grad():
             for name, parameter in self._trained.items():
-                parameter.copy_(weights[name])
+                parameter.copy_(self._part(weights[name], parameter))
                 if name in steps:
                     self._optimizer.state[parameter] = {
                         "step": torch.tensor(steps[name]).to(self._step_device),
-                        "exp_avg": moments[f"exp_avg.{name}"],
-                        "exp_avg_sq": moments[f"exp_avg_sq.{name}"],
+                        "exp_avg": self._part(moments[f"exp_avg.{name}"], parameter),
+                        "exp_avg_sq": self._part(moments[f"exp_avg_sq.{name}"], parameter),
                     }
 
     def save_snapshot(self, snapshot: Snapshot, path: Path) -> None:
@@ -245,19 +258,41 @@ class TransformersLearner:
     def close(self) -> None:
         self.model = self._reference = None
 
+    # what differs where several ranks hold the weights (`sharded.py`)
+
+    _group: Any = None  # ranks that a state in shards is read by
+
+    def _loaded(self, dtype: torch.dtype, lora: Lora | None) -> Any:
+        return load_model(self._folder, dtype, self._device, lora)
+
+    def _norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        norm: torch.Tensor = torch.nn.utils.get_total_norm(gradients)
+        return norm
+
+    def _part(self, whole: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+        """The part of a whole tensor that this process holds of `held`."""
+        return whole
+
     @property
     def _step_device(self) -> torch.device:
         """A fused optimiser keeps its step count on a CUDA device, others on the CPU."""
         return self._device if self._device.type == "cuda" else torch.device("cpu")
 
     def _micro_batches(self, batch: Batch, graded_B: np.ndarray) -> Iterator[np.ndarray]:
-        kind = self._device.type
-        return micro_batches(batch, graded_B, self._micro_batch, kind, share=self._packs)
+        size, budget = self._micro_batch, self._tokens
+        return micro_batches(batch, graded_B, size=size, budget=budget, share=self._packs)
 
     def _scored(
         self, model: Any, part: Batch, entropy_gradient: bool | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        return scored(model, part, self._temperature, entropy_gradient, share=self._packs)
+        return scored(
+            model,
+            part,
+            self._temperature,
+            entropy_gradient,
+            share=self._packs,
+            logits=self._logits,
+        )
 
     def _autocast(self) -> Any:
         if self._device.type == "cpu" or self._dtype == torch.float32:
@@ -279,7 +314,7 @@ class TransformersLearner:
         else:
             if self._reference is None:
                 kind = torch.float32 if self._device.type == "cpu" else self._dtype
-                self._reference = load_model(self._folder, kind, self._device, None)
+                self._reference = self._loaded(kind, None)
             yield self._reference
 
     @contextmanager
@@ -307,3 +342,19 @@ class TransformersLearner:
         with self._swapped(cast):
             after = self.logprobs(sample)
         return float(np.abs(after - before)[sample.mask_BL].max(initial=0.0))
+
+
+def _summed(
+    shares: Sequence[Mapping[str, Any]], *tensors: torch.Tensor
+) -> tuple[dict[str, float], list[np.ndarray]]:
+    """The logged shares summed in order, and the tensors as arrays, after one wait for all."""
+    waiting = [v for each in shares for v in each.values() if isinstance(v, torch.Tensor)]
+    vector = torch.stack([v.detach().float() for v in waiting]) if waiting else torch.zeros(0)
+    values, *arrays = fetched([vector, *tensors])
+    there = iter(values.tolist())
+    sums: dict[str, float] = {}
+    for each in shares:
+        for name, value in each.items():
+            number = next(there) if isinstance(value, torch.Tensor) else value
+            sums[name] = sums.get(name, 0.0) + number
+    return sums, arrays

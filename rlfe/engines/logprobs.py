@@ -1,8 +1,9 @@
 """Log-probabilities of the masked tokens of some rows, with as few logits as possible.
 
-The output head sees only the positions that predict a masked token: a hook in front of it selects
-them, so scalings and caps that an architecture applies behind its head stay in force. Float32 from
-the head on, whatever the model computes in.
+The output head is asked only at the positions that predict a masked token. `chunked` (the default)
+puts `head.measured` in the head's place, so logits exist for some tokens at a time; `full` computes
+them all at once with the head in float32, whatever kind of head it is. What an architecture does
+behind its head (a scale, a cap) stays in force either way.
 
 Shapes: B rows, L tokens, T tokens of a packed sequence, M masked tokens, V vocabulary.
 """
@@ -10,17 +11,32 @@ Shapes: B rows, L tokens, T tokens of a packed sequence, M masked tokens, V voca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from rlfe.engines.packing import Packed, prompt_keys, sequences
+from rlfe.engines import head as heads
+from rlfe.engines.packing import Packed, sequences
+from rlfe.engines.transfer import on_device
 from rlfe.types import Batch
 
-TOKEN_BUDGET = {"cpu": 2048, "cuda": 16384}  # tokens of a micro-batch
-OTHER_BUDGET = 8192  # on any other device
+Logits = Literal["chunked", "full", "liger"]
 ENTROPY_CHUNK = 256  # rows of logits at a time where the entropy needs no gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """One forward pass: the model's inputs, and for each masked token where its logits stand.
+
+    `at` picks the predicting positions of the hidden states; the tokens stand at (row_M, column_M).
+    """
+
+    inputs: dict[str, torch.Tensor | None]
+    at: tuple[torch.Tensor, torch.Tensor]
+    row_M: torch.Tensor
+    column_M: torch.Tensor
 
 
 def scored(
@@ -30,6 +46,7 @@ def scored(
     entropy_gradient: bool | None,
     *,
     share: bool = False,
+    logits: Logits = "chunked",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies [B, L], float32, 0 outside the mask.
 
@@ -39,72 +56,101 @@ def scored(
         temperature: Logits are divided by it.
         entropy_gradient: None: entropy is not computed (zeros); False: without gradient.
         share: Compute the prompt of several rows once (`packing.can_share`).
+        logits: How they are computed; a head that is no plain linear layer takes the full way.
     """
     device = next(model.parameters()).device
-    ids_BL = torch.as_tensor(batch.ids_BL, device=device)
-    mask_BL = torch.as_tensor(batch.mask_BL, device=device)
-    logp_BL = torch.zeros(mask_BL.shape, dtype=torch.float32, device=device)
+    ids_BL = on_device(batch.ids_BL, device)
+    logp_BL = torch.zeros(ids_BL.shape, dtype=torch.float32, device=device)
     entropy_BL = logp_BL.clone()
-    if not bool(mask_BL.any()):
-        return logp_BL, entropy_BL
+    whole = logits == "full" or not isinstance(model.get_output_embeddings(), torch.nn.Linear)
+    for view in _views(batch, ids_BL, share):
+        place = (view.row_M, view.column_M)
+        if whole:
+            logits_MV = _full_logits(model, view)
+            found = _of_logits(logits_MV, ids_BL[place], temperature, entropy_gradient)
+        else:
+            found = _fused(model, view, ids_BL[place], temperature, entropy_gradient, logits)
+        logp_BL = logp_BL.index_put(place, found[0])
+        entropy_BL = entropy_BL.index_put(place, found[1])
+    return logp_BL, entropy_BL
+
+
+def _views(batch: Batch, ids_BL: torch.Tensor, share: bool) -> Iterator[View]:
+    """The forward passes over the rows; none if nothing is masked."""
+    device = ids_BL.device
     if share:
-        for packed in sequences(batch):
-            logits_MV = _packed_logits(model, packed, device)
-            place = (torch.as_tensor(packed.row_M), torch.as_tensor(packed.column_M))
-            found = _measured(logits_MV, ids_BL[place], temperature, entropy_gradient)
-            logp_BL = logp_BL.index_put(place, found[0])
-            entropy_BL = entropy_BL.index_put(place, found[1])
-        return logp_BL, entropy_BL
-    logits_MV = _logits(model, ids_BL, mask_BL)
-    found = _measured(logits_MV, ids_BL[mask_BL], temperature, entropy_gradient)
-    return logp_BL.masked_scatter(mask_BL, found[0]), entropy_BL.masked_scatter(mask_BL, found[1])
+        yield from (_packed_view(packed, device) for packed in sequences(batch))
+        return
+    row_M, column_M = np.nonzero(batch.mask_BL)
+    if row_M.size:
+        rows, columns = on_device(row_M, device), on_device(column_M, device)
+        at = (rows, columns - 1)  # position j-1 predicts token j
+        yield View(inputs={"input_ids": ids_BL}, at=at, row_M=rows, column_M=columns)
 
 
-def _measured(
-    logits_MV: torch.Tensor, ids_M: torch.Tensor, temperature: float, entropy_gradient: bool | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each token and entropy of its distribution (zeros if not asked), [M]."""
-    logits_MV = logits_MV.float()
-    if temperature != 1.0:
-        logits_MV = logits_MV / temperature
-    norm_M = torch.logsumexp(logits_MV, dim=-1)
-    logp_M = logits_MV.gather(1, ids_M[:, None])[:, 0] - norm_M
-    if entropy_gradient is None:
-        return logp_M, torch.zeros_like(norm_M)
-    return logp_M, _entropy(logits_MV, norm_M, entropy_gradient)
-
-
-def _logits(model: Any, ids_BL: torch.Tensor, mask_BL: torch.Tensor) -> torch.Tensor:
-    """Logits [M, V] that predict the masked tokens, in row-major order."""
-    before_BL = torch.zeros_like(mask_BL)
-    before_BL[:, :-1] = mask_BL[:, 1:]  # position j-1 predicts token j
-    return _selected(model, before_BL, input_ids=ids_BL)
-
-
-def _packed_logits(model: Any, packed: Packed, device: torch.device) -> torch.Tensor:
-    """Logits [M, V] of a packed sequence, at `at_M`."""
+def _packed_view(packed: Packed, device: torch.device) -> View:
     several = packed.segment_T.max(initial=0) > 1
-    mask = torch.as_tensor(packed.allowed_TT(), device=device)[None, None] if several else None
-    return _selected(
-        model,
-        (0, torch.as_tensor(packed.at_M, device=device)),
-        input_ids=torch.as_tensor(packed.ids_T, device=device)[None],
-        position_ids=torch.as_tensor(packed.position_T, device=device)[None],
-        attention_mask=mask,
+    at_M = on_device(packed.at_M, device)
+    return View(
+        inputs={
+            "input_ids": on_device(packed.ids_T, device)[None],
+            "position_ids": on_device(packed.position_T, device)[None],
+            "attention_mask": on_device(packed.allowed_TT(), device)[None, None]
+            if several
+            else None,
+        },
+        at=(torch.zeros_like(at_M), at_M),
+        row_M=on_device(packed.row_M, device),
+        column_M=on_device(packed.column_M, device),
     )
 
 
-def _selected(model: Any, places: Any, **inputs: Any) -> torch.Tensor:
-    """Logits at the chosen places only: the head is given nothing else, and works in float32.
+def _fused(
+    model: Any,
+    view: View,
+    ids_M: torch.Tensor,
+    temperature: float,
+    entropy_gradient: bool | None,
+    logits: Logits,
+) -> heads.Pair:
+    """Log-probabilities and entropies [M] from a head that gives these instead of logits."""
+    head, kind = model.get_output_embeddings(), ids_M.device.type
+    tail = heads.tail_of(model)
+    found: list[torch.Tensor] = []
 
-    Under bf16 autocast a rounded head is a seventh of the difference to vLLM (docs/vllm.md).
-    """
+    def answer(hidden: torch.Tensor) -> torch.Tensor:
+        lower = torch.is_autocast_enabled(kind)
+        measure = heads.Measure(
+            temperature=temperature,
+            entropy=entropy_gradient,
+            dtype=torch.get_autocast_dtype(kind) if lower else head.weight.dtype,
+            tail=tail,
+        )
+        if logits == "liger" and tail is None and head.bias is None:
+            return torch.stack(heads.liger(hidden[view.at], head.weight, ids_M, measure))
+        pair = heads.measured(hidden[view.at], head.weight, head.bias, ids_M, measure)
+        return torch.stack(pair)
+
+    # A hook and not the model's output: what is done to logits behind the head is already in it.
+    handle = head.register_forward_hook(lambda _module, _inputs, out: found.append(out))
+    try:
+        with heads.answering(head, answer):
+            model(use_cache=False, **view.inputs)
+    finally:
+        handle.remove()
+    logp_M, entropy_M = found[-1]  # a tail asks the head too, before it has answered
+    return logp_M, entropy_M if entropy_gradient else entropy_M.detach()
+
+
+def _full_logits(model: Any, view: View) -> torch.Tensor:
+    """Logits [M, V]: the head is given the chosen positions only, and works in float32."""
     head = model.get_output_embeddings()
-    plain: Any = torch.autocast(next(head.parameters()).device.type, enabled=False)
+    dtype = next(head.parameters()).dtype
+    plain: Any = torch.autocast(view.row_M.device.type, enabled=False)
 
     def select(_: Any, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         plain.__enter__()
-        return (arguments[0][places].to(next(head.parameters()).dtype), *arguments[1:])
+        return (arguments[0][view.at].to(dtype), *arguments[1:])
 
     def leave(*_: Any) -> None:
         plain.__exit__(None, None, None)
@@ -114,11 +160,25 @@ def _selected(model: Any, places: Any, **inputs: Any) -> torch.Tensor:
         head.register_forward_hook(leave, always_call=True),
     ]
     try:
-        logits_MV: torch.Tensor = model(use_cache=False, **inputs).logits
+        logits_MV: torch.Tensor = model(use_cache=False, **view.inputs).logits
     finally:
         for handle in handles:
             handle.remove()
     return logits_MV
+
+
+def _of_logits(
+    logits_MV: torch.Tensor, ids_M: torch.Tensor, temperature: float, entropy_gradient: bool | None
+) -> heads.Pair:
+    """Log-probability of each token and entropy of its distribution (zeros if not asked), [M]."""
+    logits_MV = logits_MV.float()
+    if temperature != 1.0:
+        logits_MV = logits_MV / temperature
+    norm_M = torch.logsumexp(logits_MV, dim=-1)
+    logp_M = logits_MV.gather(1, ids_M[:, None])[:, 0] - norm_M
+    if entropy_gradient is None:
+        return logp_M, torch.zeros_like(norm_M)
+    return logp_M, _entropy(logits_MV, norm_M, entropy_gradient)
 
 
 def _entropy(logits_MV: torch.Tensor, norm_M: torch.Tensor, gradient: bool) -> torch.Tensor:
@@ -134,65 +194,3 @@ def _entropy(logits_MV: torch.Tensor, norm_M: torch.Tensor, gradient: bool) -> t
             p_CV = (logits_CV - norm_C[:, None]).exp_()
             parts.append(norm_C - (p_CV.mul_(logits_CV)).sum(dim=-1))
     return torch.cat(parts)
-
-
-def micro_batches(
-    batch: Batch, graded_B: np.ndarray, size: int | None, device: str, *, share: bool = False
-) -> Iterator[np.ndarray]:
-    """Row indices of each forward pass: rows that need a gradient apart, alike rows together.
-
-    `size` None: as many rows as the device's token budget takes, at least one. Alike: of one
-    length, or with `share` of one prompt, which then counts once.
-    """
-    length_B, budget = _lengths(batch.mask_BL), TOKEN_BUDGET.get(device, OTHER_BUDGET)
-    keys = prompt_keys(batch) if share else [b""] * len(length_B)
-    for graded in (True, False):
-        part: list[int] = []
-        rows = np.flatnonzero(graded_B == graded).tolist()
-        for row in sorted(rows, key=lambda row: (keys[row], length_B[row])):
-            longer = [*part, row]
-            tokens = _shared_tokens(batch, longer, keys) if share else _padded(length_B[longer])
-            if part and (len(part) == size or (size is None and tokens > budget)):
-                yield np.array(part)
-                longer = [row]
-            part = longer
-        if part:
-            yield np.array(part)
-
-
-def _padded(length_R: np.ndarray) -> int:
-    return int(length_R.size * length_R.max())
-
-
-def _shared_tokens(batch: Batch, rows: list[int], keys: list[bytes]) -> int:
-    """Masked tokens of the rows and the tokens of their different prompts."""
-    prompts = {keys[row]: int(np.argmax(batch.mask_BL[row])) for row in rows}
-    return int(batch.mask_BL[rows].sum()) + sum(prompts.values())
-
-
-def rows_of(batch: Batch, rows: np.ndarray) -> Batch:
-    """Some rows, cut to their own width (at least 1)."""
-    width = max(1, int(_lengths(batch.mask_BL[rows]).max()))
-
-    def cut(array: np.ndarray | None) -> np.ndarray | None:
-        return None if array is None else array[rows, :width]
-
-    return Batch(
-        ids_BL=batch.ids_BL[rows, :width],
-        mask_BL=batch.mask_BL[rows, :width],
-        behavior_logp_BL=batch.behavior_logp_BL[rows, :width],
-        advantage_B=batch.advantage_B[rows],
-        weight_B=batch.weight_B[rows],
-        successes_B=batch.successes_B[rows],
-        group_B=batch.group_B[rows],
-        source_B=batch.source_B[rows],
-        old_logp_BL=cut(batch.old_logp_BL),
-        reference_logp_BL=cut(batch.reference_logp_BL),
-    )
-
-
-def _lengths(mask_BL: np.ndarray) -> np.ndarray:
-    """Tokens up to the last masked one, [B]; 0 where nothing is masked."""
-    width = mask_BL.shape[1]
-    last_B: np.ndarray = width - np.argmax(mask_BL[:, ::-1], axis=1)
-    return np.where(mask_BL.any(axis=1), last_B, 0)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlfe.engines.transfer import on_device
 from rlfe.types import Batch
 
 LOG_RATIO_LIMIT = 20.0  # verl clamps the log ratio to +-20 before exp
@@ -94,21 +95,6 @@ def denominators(batch: Batch) -> Denominators:
     )
 
 
-def denominators_of_all_ranks(batch: Batch) -> Denominators:
-    """The counts summed over the ranks of torch.distributed; of one process: its own.
-
-    Gradients then have to be summed over ranks, not averaged (docs/algorithms.md 3.2).
-    """
-    own, dist = denominators(batch), torch.distributed
-    if not (dist.is_available() and dist.is_initialized()):
-        return own
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    counts = torch.tensor(own.vector(), dtype=torch.float64, device=device)
-    dist.all_reduce(counts)
-    tokens, rows, replay_tokens = counts.tolist()
-    return Denominators.of((tokens, rows, replay_tokens))
-
-
 def micro_batch(
     batch: Batch,
     rows: slice | np.ndarray,
@@ -121,7 +107,7 @@ def micro_batch(
 
     def tensor(array: np.ndarray, kind: torch.dtype) -> torch.Tensor:
         part = array[rows] if array.ndim == 1 else array[rows, :width]
-        return torch.as_tensor(np.ascontiguousarray(part)).to(device=device, dtype=kind)
+        return on_device(part, torch.device(device)).to(kind)
 
     old, reference = batch.old_logp_BL, batch.reference_logp_BL
     return MicroBatch(
@@ -155,6 +141,18 @@ def micro_batch_loss(
         The loss (add `.backward()` of every micro-batch) and `loss/{policy,kl,entropy,replay,
         total}` as shares that add up, `entropy_sum` and `tokens`, `dual_clipped`.
     """
+    total, sums = micro_batch_terms(logp_BL, entropy_BL, micro, settings, denominators)
+    return total, {name: float(value) for name, value in sums.items()}
+
+
+def micro_batch_terms(
+    logp_BL: torch.Tensor,
+    entropy_BL: torch.Tensor | None,
+    micro: MicroBatch,
+    settings: LossSettings,
+    denominators: Denominators,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """`micro_batch_loss` with the shares still on their device, so that nobody waits for them."""
     if logp_BL.shape != micro.mask_BL.shape:
         raise ValueError(f"logp_BL has shape {tuple(logp_BL.shape)}, mask {micro.mask_BL.shape}")
     fresh_BL = micro.mask_BL & ~micro.replay_B[:, None]
@@ -171,16 +169,18 @@ def micro_batch_loss(
     if settings.replay_weight > 0 and denominators.replay_tokens > 0:
         total = total + settings.replay_weight * replay
     sums = {
-        "loss/policy": policy.item(),
-        "loss/kl": kl.item(),
-        "loss/entropy": entropy.item(),
-        "loss/replay": replay.item(),
-        "loss/total": total.item(),
-        "entropy_sum": 0.0 if entropy_BL is None else _masked(entropy_BL, fresh_BL).sum().item(),
-        "tokens": float(fresh_BL.sum().item()),
+        "loss/policy": policy,
+        "loss/kl": kl,
+        "loss/entropy": entropy,
+        "loss/replay": replay,
+        "loss/total": total,
+        "entropy_sum": policy.new_zeros(())
+        if entropy_BL is None
+        else _masked(entropy_BL, fresh_BL).sum(),
+        "tokens": fresh_BL.sum(),
         "dual_clipped": dual_clipped,
     }
-    return total, sums
+    return total, {name: value.detach() for name, value in sums.items()}
 
 
 def token_loss(
@@ -297,7 +297,7 @@ def _policy_term(
     fresh_BL: torch.Tensor,
     settings: LossSettings,
     denominators: Denominators,
-) -> tuple[torch.Tensor, float]:
+) -> tuple[torch.Tensor, torch.Tensor]:
     behavior_BL = micro.behavior_logp_BL
     old_BL = behavior_BL if micro.old_logp_BL is None else micro.old_logp_BL
     log_ratio_BL = _masked(logp_BL - old_BL, fresh_BL)
@@ -309,10 +309,10 @@ def _policy_term(
         raise ValueError(f'unknown is_level "{settings.is_level}"; known: token, sequence')
     clip = {"clip_low": settings.clip_low, "clip_high": settings.clip_high}
     loss_BL = token_loss(log_ratio_BL, micro.advantage_B, dual_clip=settings.dual_clip, **clip)
-    dual_clipped = 0.0
+    dual_clipped = logp_BL.new_zeros(())
     if settings.dual_clip is not None:
         plain_BL = token_loss(log_ratio_BL, micro.advantage_B, **clip)
-        dual_clipped = float((fresh_BL & (loss_BL < plain_BL)).sum().item())
+        dual_clipped = (fresh_BL & (loss_BL < plain_BL)).sum()
     if settings.mismatch_mode != "none":
         loss_BL = loss_BL * mismatch_weights(
             old_BL,

@@ -14,9 +14,9 @@ from rlfe.schema import Recipe
 from rlfe.training.losses import (
     Denominators,
     LossSettings,
-    denominators_of_all_ranks,
+    denominators,
     micro_batch,
-    micro_batch_loss,
+    micro_batch_terms,
 )
 from rlfe.types import Batch
 
@@ -56,11 +56,14 @@ def describe(settings: LossSettings) -> str:
 
 
 class StepLoss:
-    """The loss over one optimiser step's batch; denominators are counted here, once."""
+    """The loss over one optimiser step's batch; denominators are counted here, once.
+
+    Every rank of a run knows the whole batch, so they are those of all ranks.
+    """
 
     def __init__(self, settings: LossSettings, batch: Batch) -> None:
         self.settings = settings
-        self.denominators: Denominators = denominators_of_all_ranks(batch)
+        self.denominators: Denominators = denominators(batch)
         self.entropy_gradient = settings.entropy_coef > 0
 
     def needs_gradient(self, batch: Batch) -> np.ndarray:
@@ -74,6 +77,6 @@ class StepLoss:
         replayed_B: np.ndarray = ~fresh_B & (settings.replay_weight > 0)
         return np.asarray(trained_B | replayed_B)
 
-    def __call__(self, rows: Batch, logp_BL: Any, entropy_BL: Any) -> tuple[Any, dict[str, float]]:
+    def __call__(self, rows: Batch, logp_BL: Any, entropy_BL: Any) -> tuple[Any, dict[str, Any]]:
         micro = micro_batch(rows, slice(None), device=logp_BL.device)
-        return micro_batch_loss(logp_BL, entropy_BL, micro, self.settings, self.denominators)
+        return micro_batch_terms(logp_BL, entropy_BL, micro, self.settings, self.denominators)
