@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlfe.errors import RequestError, RlfeError
-from rlfe.eval.store import Judged, Sample, Store, frames
+from rlfe.eval.frames import frames
+from rlfe.eval.store import Judged, Sample, Store
 
 HEADER = {"checkpoint": "x/global_step_1", "weights": "aa"}
 RIGHT = Judged("h1", "passed", "", 0.1, {"base": "passed"})

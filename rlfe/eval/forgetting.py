@@ -188,7 +188,8 @@ def two_proportion_p(a: int, b: int, n: int) -> float:
 def _log_choose(n: int) -> np.ndarray:
     """log C(n, c) for c = 0..n."""
     log_C = np.array([math.lgamma(c + 1) for c in range(n + 1)])
-    return log_C[-1] - log_C - log_C[::-1]
+    choose_C: np.ndarray = log_C[-1] - log_C - log_C[::-1]
+    return choose_C
 
 
 class Support(NamedTuple):

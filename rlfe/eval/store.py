@@ -15,19 +15,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
-
-import zstandard
+from typing import Any, NamedTuple
 
 from rlfe.errors import RequestError, RlfeError
-from rlfe.rundir import disk_error
+from rlfe.eval.frames import FrameFile, frames
 
 SCHEMA = "rlfe.samples/1"
-CHUNK = 1 << 16  # small, because a decompressor hands back what follows a frame as a copy
 
 BlockKey = tuple[str, int]
 
@@ -68,8 +63,7 @@ class Store:
         self.header: Mapping[str, Any] | None = None
         self.blocks: dict[BlockKey, list[Sample]] = {}
         self.verdicts: dict[BlockKey, list[Judged]] = {}
-        self._file: BinaryIO | None = None
-        self._write_lock = threading.Lock()
+        self._file: FrameFile | None = None
 
     @classmethod
     def read(cls, path: Path, rule: str, texts: bool = False, beside: Sequence[Path] = ()) -> Store:
@@ -85,14 +79,12 @@ class Store:
             RequestError: the samples belong to other weights or tokenizer files, or another
                 process is writing them.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("ab", buffering=0)
+        self._file = FrameFile(self.path)
         try:
-            _lock(self._file, self.path)
             whole = {"kind": "header", "schema": SCHEMA, **header}
             self._file.truncate(self._load(whole))
             if self.header is None:
-                self._append([whole])
+                self._file.append([whole])
                 self.header = whole
         except BaseException:
             self.close()
@@ -108,13 +100,19 @@ class Store:
     def close(self) -> None:
         """Flush to disk and give the lock back; may be called twice."""
         if self._file is not None:
-            os.fsync(self._file.fileno())
             self._file.close()
             self._file = None
 
+    @property
+    def _appending(self) -> FrameFile:
+        assert self._file is not None, "the store is not open for writing"
+        return self._file
+
     def add_block(self, problem: str, block: int, samples: Sequence[Sample]) -> None:
         """Append one block; a block that was there is superseded."""
-        self._append([{"kind": "block", "p": problem, "b": block, "s": [list(s) for s in samples]}])
+        self._appending.append(
+            [{"kind": "block", "p": problem, "b": block, "s": [list(s) for s in samples]}]
+        )
         self._take_block((problem, block), list(samples))
 
     def add_verdicts(self, verdicts: Mapping[BlockKey, Sequence[Judged]]) -> None:
@@ -124,7 +122,7 @@ class Store:
             for (p, b), row in verdicts.items()
         ]
         if lines:
-            self._append(lines)
+            self._appending.append(lines)
         for key, row in verdicts.items():
             self._take_verdicts(key, list(row))
 
@@ -136,20 +134,6 @@ class Store:
     def unjudged(self) -> list[BlockKey]:
         """Blocks without a verdict for every sample, in the order they were written."""
         return [k for k, s in self.blocks.items() if len(self.verdicts.get(k, ())) != len(s)]
-
-    def _append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        assert self._file is not None, "the store is not open for writing"
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        frame = zstandard.ZstdCompressor(level=6, write_checksum=True).compress(text.encode())
-        with self._write_lock:
-            start = os.fstat(self._file.fileno()).st_size
-            try:
-                written = self._file.write(frame)
-                if written < len(frame):  # a disk that runs full takes a part, then refuses
-                    self._file.write(frame[written:])
-            except OSError as error:
-                self._file.truncate(start)
-                raise disk_error(error, self.path, "Every finished block is kept.") from error
 
     def _load(self, header: Mapping[str, Any] | None = None) -> int:
         """Read every whole frame of all files; returns the offset behind the own file's last one.
@@ -201,27 +185,6 @@ def check_same(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) ->
             )
 
 
-def frames(path: Path) -> Iterator[tuple[str, int]]:
-    """Yield (text, offset behind it) of every whole frame; stops at the first cut or broken one."""
-    position, rest = 0, b""
-    with path.open("rb") as file:
-        while True:
-            frame, parts = zstandard.ZstdDecompressor().decompressobj(), []
-            while not frame.eof:
-                chunk = rest or file.read(CHUNK)
-                rest = b""
-                if not chunk:
-                    return
-                try:
-                    parts.append(frame.decompress(chunk))
-                except zstandard.ZstdError:
-                    return
-                position += len(chunk)
-            rest = frame.unused_data
-            position -= len(rest)
-            yield b"".join(parts).decode(), position
-
-
 def text_hash(text: str) -> str:
     """Sixteen hex digits of a text; lone surrogates count too."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
@@ -235,18 +198,3 @@ def _verdict(verdict: Judged) -> list[Any]:
         round(verdict.seconds, 4),
         dict(verdict.facts),
     ]
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Refuse a second writer. Advisory, freed by the system when the process dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows: evaluation is refused before it gets here
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise RequestError(
-            f"another process is writing {path}",
-            hint="Wait for it, or split the work with --shard.",
-        ) from None
