@@ -137,7 +137,7 @@ def test_shipped_recipes_dry_run_without_network_and_without_training_packages()
     done = subprocess.run([sys.executable, "-c", PLAIN], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "torch is not installed: the real command needs it" in done.stderr
-    assert "vllm is not installed: the real command needs it" in done.stderr
+    assert 'engine.sampler = "vllm", but vllm is not installed' in done.stderr
     assert "DeepCoder-Preview-Dataset is not looked up in a dry run" in done.stderr
 
 

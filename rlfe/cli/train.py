@@ -23,6 +23,7 @@ from rlfe import config, sweeps
 from rlfe.budget import overruns, step_seconds, used_gpus
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
+from rlfe.engines.fallback import settled
 from rlfe.errors import PartialError, RequestError, RlfeError
 from rlfe.naming import cell_of, cell_of_run, format_cell
 from rlfe.records import read_jsonl
@@ -134,7 +135,10 @@ def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved
         "engine.learner": "transformers" if sampler == "vllm" else sampler,
         "run.seed": options["seed"],
     }
-    resolved = config.load(options["recipe"], options["sets"], pages.environment(ctx), flags)
+    given = config.load(options["recipe"], options["sets"], pages.environment(ctx), flags)
+    resolved, instead = settled(given)
+    if instead is not None:
+        output.warn(instead)
     for text in config.check(resolved.recipe, training=True):
         output.warn(text)
     varied = sweeps.varied(resolved)

