@@ -29,8 +29,8 @@ def make_run(root: Path, model: Path) -> None:
     (run / "config.toml").write_text(dump(recipe))
 
 
-def start(root: Path) -> subprocess.Popen[str]:
-    words = ["eval", "--ckpt-glob", "runs/*/global_step_*", "--base"]
+def start(root: Path, *more: str) -> subprocess.Popen[str]:
+    words = ["eval", "--ckpt-glob", "runs/*/global_step_*", "--base", *more]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-m", "rlfe", *words], cwd=root, env=env, text=True,
