@@ -12,11 +12,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ROOMS = ("training", "eval", "hub")
 ENGINES = ("engines", "tasks", "sandbox")
 BOTTOM = ("types", "errors")
-HEAVY = ("torch", "vllm", "transformers", "datasets", "pandas", "pyarrow", "matplotlib")
+HEAVY = ("torch", "vllm", "transformers", "datasets", "pandas", "pyarrow", "matplotlib", "ray")
 # Exceptions, each with its reason.
 PRINTS = {"precompute.py"}  # a maintenance script, run by hand to rewrite packaged data
-# vLLM takes some settings, and CUDA its visible devices, in no other way.
-READS_ENVIRONMENT = {"vllm_settings.py", "devices.py"}
+# vLLM and Ray take some settings, and CUDA its visible devices, in no other way.
+READS_ENVIRONMENT = {"vllm_settings.py", "devices.py", "ray_cluster.py"}
 # What each kind of room may import of rlfe, beside itself.
 BASE = {
     path.stem for path in PACKAGE.glob("*.py") if path.stem not in (*BOTTOM, "__main__", "__init__")

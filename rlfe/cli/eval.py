@@ -17,6 +17,7 @@ from rlfe.cli import values
 from rlfe.errors import RequestError
 
 WHAT, SAMPLING, HOW, OUTPUT = "What to score", "Sampling", "How", "Output"
+ANY_CLUSTER = ""  # --ray without a value: RAY_ADDRESS's, else one of our own
 RUNS_OWN = "@runs"  # --base without a value: the models that the runs started from
 
 
@@ -118,6 +119,14 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 )
 @pages.option(
     HOW, "--gpus", type=click.IntRange(min=1), metavar="N", help="One sampler on each of N GPUs."
+)
+@pages.option(
+    HOW,
+    "--ray",
+    is_flag=False,
+    flag_value=ANY_CLUSTER,
+    metavar="[ADDRESS]",
+    help="Samplers on a Ray cluster: HOST:PORT or auto; alone: RAY_ADDRESS, else this machine.",
 )
 @pages.option(
     HOW,

@@ -24,7 +24,7 @@ from rlfe.eval.judging import JudgeOnDemand, Report
 from rlfe.eval.places import HubPlaces, Places, remote_target
 from rlfe.eval.plots import plotted_ks, write_plot
 from rlfe.eval.runner import Watch, run_jobs
-from rlfe.eval.samplers import Samplers, same_engine
+from rlfe.eval.samplers import Samplers, make_engine, same_engine
 from rlfe.eval.store import Store
 from rlfe.eval.tally import Tally, measures, tally
 from rlfe.hub_calls import Patience
@@ -32,9 +32,11 @@ from rlfe.schema import Recipe
 from rlfe.weights import weights_hash
 
 if TYPE_CHECKING:
-    from rlfe.engines.base import Sampler
     from rlfe.sandbox.pool import Judge
     from rlfe.tasks.base import Task
+
+
+Run = tuple[Results, Report, Mapping[str, Any]]  # scores, counts, isolation of the judge
 
 
 def evaluate(options: Options, environment: Mapping[str, str]) -> None:
@@ -43,19 +45,33 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
         raise RequestError("rlfe eval does not run on Windows", hint="Use WSL2.")
     wanted = [conditions_of.parse(text) for text in options.conditions]
     places = HubPlaces(weights_hash, keep=options.keep, patience=Patience(say=output.note))
-    listing, jobs = _jobs(options, environment, places)
-    if options.dry_run:
-        evaluation_output.dry_run(options, jobs)
-        return
-    if not options.resume:
-        for job in jobs:
-            for path in (job.store_path, *(() if job.shard else job.beside)):
-                path.unlink(missing_ok=True)
-    if options.gpus is not None:
-        _on_gpus(options.gpus, options.runs_dir, environment)
-    results, report, tier = _run(options, jobs, places)
+    with ExitStack() as stack:
+        cluster = None
+        if options.ray is not None:
+            from rlfe.cli.evaluation_ray import connected, run_on_ray
+
+            cluster = connected(stack, options, environment)
+        on_gpu = None if cluster is None else cluster.gpus > 0
+        listing, jobs = _jobs(options, environment, places, on_gpu)
+        if options.dry_run:
+            evaluation_output.dry_run(options, jobs)
+            return
+        _drop(options, jobs)
+        if cluster is not None:
+            results, report, tier = run_on_ray(cluster, options, jobs, places, environment)
+        else:
+            if options.gpus is not None:
+                _on_gpus(options.gpus, options.runs_dir, environment)
+            results, report, tier = _run(options, jobs, places)
     evaluation_output.show(options, results, report, tier)
     evaluation_output.settle(options, listing, results, report, wanted)
+
+
+def _drop(options: Options, jobs: Sequence[Job]) -> None:
+    """With --fresh: nothing that is there counts."""
+    for job in () if options.resume else jobs:
+        for path in (job.store_path, *(() if job.shard else job.beside)):
+            path.unlink(missing_ok=True)
 
 
 def _on_gpus(count: int, runs_dir: Path, environment: Mapping[str, str]) -> None:
@@ -89,7 +105,10 @@ def _on_gpus(count: int, runs_dir: Path, environment: Mapping[str, str]) -> None
 
 
 def _jobs(
-    options: Options, environment: Mapping[str, str], places: HubPlaces
+    options: Options,
+    environment: Mapping[str, str],
+    places: HubPlaces,
+    on_gpu: bool | None = None,
 ) -> tuple[Listing, list[Job]]:
     if not options.globs and not options.bases:
         raise RequestError(
@@ -115,7 +134,8 @@ def _jobs(
             hint="The reasons stand above.",
         )
     kinds: dict[tuple[str, ...], Task] = {}
-    return listing, plan.plan_jobs(subjects, options.asked(), lambda n, s: _task(kinds, n, s))
+    asked = replace(options.asked(), on_gpu=on_gpu)
+    return listing, plan.plan_jobs(subjects, asked, lambda n, s: _task(kinds, n, s))
 
 
 def _targets(options: Options, places: HubPlaces, cache: Path) -> tuple[Listing, list[Target]]:
@@ -196,22 +216,25 @@ def _say_skipped(listing: Listing) -> None:
         output.warn(f"{path} is left out: {reason}" + (f" ({details})" if details else ""))
 
 
-def _run(
-    options: Options, jobs: Sequence[Job], places: Places
-) -> tuple[Results, Report, Mapping[str, Any]]:
+def _run(options: Options, jobs: Sequence[Job], places: Places) -> Run:
     """Run the jobs with progress; tables and plot are written after each."""
     results, start = Results(), time.monotonic()
     same = _never_same if options.engine_per_checkpoint else same_engine
-    samplers = Samplers(_make_sampler, same, verify=options.verify_reload)
-    _say_plan(jobs)
+    samplers = Samplers(make_engine, same, verify=options.verify_reload)
+    say_plan(jobs)
     with ExitStack() as stack:
         stack.callback(samplers.close)
         judges = stack.enter_context(JudgeOnDemand(lambda: _judge(options)))
-        watch = _Watch(options, results, len(jobs))
+        watch = ScoreWatch(options, results, len(jobs))
         stack.callback(watch.end)
         report = run_jobs(jobs, samplers, judges, places, watch)
         tier = judges.judge.tier if judges.judge is not None else {}
-    seconds = time.monotonic() - start
+    say_report(report, time.monotonic() - start)
+    return results, report, tier
+
+
+def say_report(report: Report, seconds: float) -> None:
+    """How much was done, how fast, and what was out of the ordinary."""
     output.note(
         f"{report.sampled} samples drawn, {report.judged} judged, models loaded: {report.loads}, "
         f"engines started: {report.engines}, {seconds:.1f} s"
@@ -227,23 +250,10 @@ def _run(
             f"{report.shortened} prompts left less room than max_tokens; "
             f"{report.no_room} left none and count as wrong"
         )
-    return results, report, tier
 
 
 def _never_same(first: Job, second: Job) -> bool:
     return first.target == second.target
-
-
-def _make_sampler(job: Job) -> Sampler:
-    from rlfe.engines import make_sampler
-
-    return make_sampler(
-        job.recipe.engine,
-        job.target.path,
-        dtype=job.facts["engine"]["dtype"],
-        thinking=job.settings.thinking,
-        max_len=job.settings.max_len,
-    )
 
 
 def _judge(options: Options) -> Judge:
@@ -252,7 +262,7 @@ def _judge(options: Options) -> Judge:
     return Judge(workers=options.workers, require_isolation=options.require_isolation)
 
 
-class _Watch(Watch):
+class ScoreWatch(Watch):
     """Progress of one job after the other; scores each as it ends."""
 
     def __init__(self, options: Options, results: Results, total: int) -> None:
@@ -275,6 +285,10 @@ class _Watch(Watch):
 
     def finished(self, job: Job, store: Store) -> None:
         self.end()
+        self.score(job, store)
+
+    def score(self, job: Job, store: Store) -> None:
+        """Count what is there, and write the tables."""
         item = tables.Scored(job=job, tally=counts_of(job, store))
         for warning in item.tally.warnings:
             output.warn(f"{job.target.text} {job.task.name}: {warning}")
@@ -305,7 +319,7 @@ def _current(merged: Sequence[merge.Row], rows: Sequence[merge.Row]) -> list[mer
     return [row for row in merged if row["settings"] in settings]
 
 
-def _say_plan(jobs: Sequence[Job]) -> None:
+def say_plan(jobs: Sequence[Job]) -> None:
     points = len({job.target.text for job in jobs})
     for name in dict.fromkeys(job.task.name for job in jobs):
         job = next(job for job in jobs if job.task.name == name)

@@ -12,7 +12,7 @@ import click
 
 from rlfe.checkpoints import Listing
 from rlfe.cli import output
-from rlfe.cli.eval import RUNS_OWN
+from rlfe.cli.eval import ANY_CLUSTER, RUNS_OWN
 from rlfe.errors import PartialError
 from rlfe.eval import conditions as conditions_of
 from rlfe.eval import merge, plan, tables
@@ -53,6 +53,7 @@ class Options:
     engine_per_checkpoint: bool
     verify_reload: bool
     gpus: int | None
+    ray: str | None
     runs_dir: Path
     dry_run: bool
     table: Path | None
@@ -169,6 +170,7 @@ def _document(
             "unscored": report.unscored,
             "shortened": report.shortened,
             "no_room": report.no_room,
+            "lost_units": report.lost_units,
             "tokens": report.tokens,
             "sample_seconds": round(report.sample_seconds, 3),
             "wait_seconds": round(report.wait_seconds, 3),
@@ -193,7 +195,7 @@ def settle(
             f"not scored ({names}{' ...' if len(item.tally.missing) > 5 else ''})"
         )
     if report.faults:
-        reasons.append(f"judging failed {len(report.faults)} times: {report.faults[0]}")
+        reasons.append(f"{len(report.faults)} failures of ours, the first: {report.faults[0]}")
     if listing.left_out:
         reasons.append(f"{len(listing.left_out)} incomplete checkpoints were left out")
     reasons += conditions_of.unmet(wanted, results.rows)
@@ -268,5 +270,5 @@ def _option_words(param: click.Parameter, value: Any) -> list[str]:
         return [param.opts[0], ",".join(map(str, value))]
     words = []
     for item in value if isinstance(value, tuple) else (value,):
-        words += [param.opts[0]] if item == RUNS_OWN else [param.opts[0], str(item)]
+        words += [param.opts[0]] if item in (RUNS_OWN, ANY_CLUSTER) else [param.opts[0], str(item)]
     return words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class Job:
         step = self.store_path.name.split(".")[0]
         found = sorted(self.store_path.parent.glob(f"{step}.*jsonl.zst"))
         return tuple(path for path in found if path != self.store_path)
+
+    def absolute(self) -> Job:
+        """The same job for a process with another working folder."""
+        target = replace(self.target, path=self.target.path.absolute())
+        return replace(self, target=target)
 
     def read(self, texts: bool = False) -> Store:
         """All samples of this job that are on disk."""

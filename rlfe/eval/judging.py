@@ -43,6 +43,7 @@ class Report:
     wait_seconds: float = 0.0  # of these, generation stood still or was done, judging was not
     loads: int = 0
     engines: int = 0
+    lost_units: int = 0  # done again, because their sampler was lost or failed
     faults: list[str] = field(default_factory=list)
 
 

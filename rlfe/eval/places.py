@@ -9,7 +9,7 @@ nothing again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,15 @@ NOTE_FILE = ".weights.json"  # dot files are never pushed
 WEIGHTS = "*.safetensors"
 
 
-def _stamp(folder: Path) -> list[list[str | int]]:
+Stamp = list[list[str | int]]
+
+
+def stamp(folder: Path) -> Stamp:
+    """What tells that weight files are the same on two machines, without reading them."""
+    return [row[:3] for row in _stamp(folder)]
+
+
+def _stamp(folder: Path) -> Stamp:
     """What tells that weight files are the same as before, without reading them."""
     files = [(file.name, file.stat()) for file in sorted(folder.glob(WEIGHTS))]
     return [[name, s.st_size, s.st_mtime_ns, s.st_ino] for name, s in files]
@@ -55,6 +63,24 @@ class Places:
                 write_text(note, json.dumps({**known, str(target.step): entry}, sort_keys=True))
             self._known[target.path] = entry["hash"]
         return self._known[target.path]
+
+    def noted(self, target: Target) -> str | None:
+        """The hash as it is remembered, without reading weights; None: it is not."""
+        if target.path in self._known:
+            return self._known[target.path]
+        note = target.evals / NOTE_FILE
+        known: dict[str, Any] = json.loads(note.read_bytes()) if note.is_file() else {}
+        entry = known.get(str(target.step), {"stamp": None})
+        return entry["hash"] if entry["stamp"] == _stamp(target.path) else None
+
+    def note(self, target: Target, weights: str) -> None:
+        """Remember a hash that another process computed of what is here."""
+        if self._known.get(target.path) != weights:
+            note = target.evals / NOTE_FILE
+            known: dict[str, Any] = json.loads(note.read_bytes()) if note.is_file() else {}
+            entry = {"stamp": _stamp(target.path), "hash": weights}
+            write_text(note, json.dumps({**known, str(target.step): entry}, sort_keys=True))
+            self._known[target.path] = weights
 
     def ready(self, target: Target) -> None:
         """Before a model is loaded: the folder is complete."""
@@ -101,9 +127,38 @@ class HubPlaces(Places):
             one = RemoteCheckpoint(reference, remote.cache_folder(cache, reference))
             names = [f"{reference.cell}/config.toml", f"{reference.subfolder}/config.json"]
             remote.fetch_files(reference, names, one.folder, self._patience)
-            self._remote[one.path] = one
-            made.append(one)
+            made.append(self.adopt(reference, one.folder))
         return made, {f"{remote.PREFIX}{name}": why for name, why in found.skipped.items()}
+
+    def adopt(self, reference: CheckpointRef, folder: Path) -> RemoteCheckpoint:
+        """Count a checkpoint on the Hub as one of these, with its place below `folder`."""
+        one = RemoteCheckpoint(reference, folder)
+        self._remote[one.path] = one
+        return one
+
+    def reference(self, target: Target) -> CheckpointRef | None:
+        """Where on the Hub a target is; None: it is a folder here."""
+        one = self._remote.get(target.path)
+        return None if one is None else one.reference
+
+    def fetch(self, target: Target, names: Iterable[str]) -> None:
+        """Files of a checkpoint on the Hub, without its weights; nothing for a folder here."""
+        one = self._remote.get(target.path)
+        if one is not None:
+            paths = [f"{one.reference.subfolder}/{name}" for name in names]
+            remote.fetch_files(one.reference, paths, one.folder, self._patience)
+
+    def noted(self, target: Target) -> str | None:
+        if target.path not in self._remote:
+            return super().noted(target)
+        kept = target.path / HASH_FILE
+        return kept.read_text(encoding="utf-8") if kept.is_file() else None
+
+    def note(self, target: Target, weights: str) -> None:
+        if target.path in self._remote:
+            write_text(target.path / HASH_FILE, weights)
+        else:
+            super().note(target, weights)
 
     def weights(self, target: Target) -> str:
         kept = target.path / HASH_FILE
@@ -123,7 +178,7 @@ class HubPlaces(Places):
     def done(self, target: Target) -> None:
         if target.path in self._remote and not self._keep:
             for file in target.path.glob(WEIGHTS):
-                file.unlink()
+                file.unlink(missing_ok=True)
 
 
 def remote_target(one: RemoteCheckpoint, runs_dir: Path) -> Target:

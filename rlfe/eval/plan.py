@@ -45,11 +45,15 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was typed. `flags` hold None where an option was not given."""
+    """What was typed. `flags` hold None where an option was not given.
+
+    `on_gpu`: whether samplers elsewhere have a GPU; None: this machine's devices say so.
+    """
 
     tasks: tuple[str, ...]
     flags: Mapping[str, Any]
     shard: tuple[int, int] | None = None
+    on_gpu: bool | None = None
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -199,21 +203,25 @@ def plan_jobs(
             )
             asker = runs[0] if runs and not subject.has_run else subject
             kin, task = asker.recipe, task_of(name, asker)
-            jobs.append(
-                make_job(subject.target, task, settings, kin, engine_facts(kin), asked.shard)
-            )
+            facts = engine_facts(kin, asked.on_gpu)
+            jobs.append(make_job(subject.target, task, settings, kin, facts, asked.shard))
     return jobs
 
 
-def engine_facts(recipe: Recipe) -> dict[str, Any]:
+def engine_facts(recipe: Recipe, on_gpu: bool | None = None) -> dict[str, Any]:
     """What of the engine shapes a sample: which one, and in which precision it computes."""
-    return {"sampler": recipe.engine.sampler, "dtype": compute_dtype(recipe)}
+    return {"sampler": recipe.engine.sampler, "dtype": compute_dtype(recipe, on_gpu)}
 
 
-def compute_dtype(recipe: Recipe) -> str:
-    """float32 on a CPU, as in training; else what checkpoints are stored in."""
+def compute_dtype(recipe: Recipe, on_gpu: bool | None = None) -> str:
+    """float32 on a CPU, as in training; else what checkpoints are stored in.
+
+    `on_gpu`: whether the samplers have a GPU; None: as this machine does.
+    """
     if recipe.engine.sampler == "fake":
         return "float32"
+    if on_gpu is not None:
+        return recipe.model.dtype if on_gpu and recipe.engine.device != "cpu" else "float32"
     try:
         from rlfe.engines.devices import choose
         from rlfe.engines.weights import device_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlfe.engines.base import Tokenizer
@@ -55,9 +55,9 @@ def run_jobs(
     """
     report, watch = Report(), watch or Watch()
     for place, job in enumerate(jobs):
-        header = _header(job, places.weights(job.target))
+        header = header_of(job, places.weights(job.target))
         with Store(job.store_path, job.rule, beside=job.beside).open(header) as store:
-            write_text(job.store_path.parent / "settings.json", _readable(job.facts))
+            write_settings(job)
             _fill(job, store, samplers, judges, places, watch, report)
             watch.finished(job, store)
         if not any(later.target == job.target for later in jobs[place + 1 :]):
@@ -89,15 +89,18 @@ def _fill(
     with JudgeThread(job, store, judge, report) as judging:
         judging.submit(unjudged)
         if missing:
-            _sample(job, store, samplers, missing, judging, watch, report)
+            sample_missing(job, store, samplers, missing, judging, watch, report)
     report.sample_seconds += time.monotonic() - start
 
 
-def _readable(facts: Mapping[str, Any]) -> str:
-    return json.dumps(facts, indent=1, sort_keys=True) + "\n"
+def write_settings(job: Job) -> None:
+    """What shaped the samples, readable, beside them."""
+    text = json.dumps(job.facts, indent=1, sort_keys=True) + "\n"
+    write_text(job.store_path.parent / "settings.json", text)
 
 
-def _header(job: Job, weights: str) -> dict[str, Any]:
+def header_of(job: Job, weights: str) -> dict[str, Any]:
+    """Whose samples a store holds: other weights, tokenizer or settings are refused."""
     return {
         "checkpoint": job.target.text,
         "weights": weights,
@@ -106,7 +109,7 @@ def _header(job: Job, weights: str) -> dict[str, Any]:
     }
 
 
-def _sample(
+def sample_missing(
     job: Job,
     store: Store,
     samplers: Samplers,

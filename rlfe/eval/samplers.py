@@ -14,6 +14,7 @@ from rlfe.eval.jobs import Job
 from rlfe.eval.settings import digest
 from rlfe.types import Request
 
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model")
 VERIFIED = 8  # prompts of a comparison with a fresh engine
 
 
@@ -96,6 +97,19 @@ class Samplers:
             self._sampler = None
 
 
+def make_engine(job: Job) -> Sampler:
+    """The engine that a job's recipe names, with the job's checkpoint."""
+    from rlfe.engines import make_sampler
+
+    return make_sampler(
+        job.recipe.engine,
+        job.target.path,
+        dtype=job.facts["engine"]["dtype"],
+        thinking=job.settings.thinking,
+        max_len=job.settings.max_len,
+    )
+
+
 def same_engine(first: Job, second: Job) -> bool:
     """Whether two jobs share engine, architecture and tokenizer."""
     one, two = first.target.path, second.target.path
@@ -121,6 +135,5 @@ def _bytes(path: Path) -> bytes | None:
 
 def tokenizer_hash(folder: Path) -> str:
     """Digest of what turns a prompt into ids: tokenizer files and chat template."""
-    names = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "tokenizer.model")
-    data = {name: hashlib.sha256(_bytes(folder / name) or b"").hexdigest() for name in names}
+    data = {name: hashlib.sha256(_bytes(folder / name) or b"").hexdigest() for name in TOKENIZER}
     return digest(data)[:16]

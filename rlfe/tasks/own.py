@@ -79,6 +79,10 @@ class OwnTask:
         self.version = f"{Path(path).name} {self.sha256[:12]}"
         self._loaded: dict[str, tuple[Problem, ...]] = {}
 
+    def __reduce__(self) -> tuple[type[OwnTask], tuple[str, str]]:
+        """Another process reads the file itself."""
+        return OwnTask, (self.name, str(Path(self._path).absolute()))
+
     def problems(self, split: str) -> tuple[Problem, ...]:
         if split not in self._loaded:
             rows = self._call("problems", f"split {split!r}", lambda: self._rows(split))
