@@ -1,4 +1,4 @@
-"""Two gloo ranks give the gradient of one process: denominators are summed, nothing is averaged."""
+"""Two gloo ranks give the gradient of one process: both count the whole batch, gradients add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from rlfe.training.losses import (
     Denominators,
     LossSettings,
     denominators,
-    denominators_of_all_ranks,
     micro_batch,
     micro_batch_loss,
 )
@@ -75,7 +74,7 @@ def work(rank: int, folder: str) -> None:
         "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS
     )
     mine = select(ragged_batch(), np.arange(ROWS)[rank::RANKS])
-    total = denominators_of_all_ranks(mine)
+    total = denominators(ragged_batch())  # every rank knows all rows
     found = {}
     for aggregation in AGGREGATIONS:
         grad = gradient(mine, chosen(aggregation), total, rows=2)

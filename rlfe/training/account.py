@@ -30,6 +30,8 @@ def record_start(job: Job, step: int) -> None:
     """Write what runs; a run that goes on after `step` steps gets an entry in `resumed`."""
     for text in data_notes(job):
         job.warn(text)
+    if not job.ranks.first:
+        return
     before = _read(job)
     added: dict[str, Any] = {
         "training": {**_engines(job), **_data(job), **_algorithm(job)},
@@ -46,6 +48,8 @@ def record_start(job: Job, step: int) -> None:
 
 def record_end(job: Job, stop: Stop | None, reason: str | None) -> None:
     """Write why the run ended early (and by which rule), or that it did not."""
+    if not job.ranks.first:
+        return
     _write(job, _read(job), {"ended": reason, "ended_by": stop.status if stop else None})
 
 
@@ -82,6 +86,7 @@ def _engines(job: Job) -> dict[str, Any]:
     return {
         "sampler": job.sampler.name,
         "learner": job.learner.name,
+        "ranks": job.ranks.size,
         "exact": job.sampler.exact and job.learner.exact,
         "sampling_seeds": "one per request: run seed, step, slot",
         "stop_token_ids": job.sampler.tokenizer.stop_token_ids,

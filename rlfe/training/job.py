@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from rlfe.engines.base import Learner, Sampler, Tokenizer
+from rlfe.engines.ranks import Ranks
 from rlfe.errors import RequestError
 from rlfe.records import canonical_json
 from rlfe.rundir import RunDir
@@ -138,7 +139,10 @@ def chosen_problems(recipe: Recipe, task: Task) -> tuple[Problem, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A run that is about to train. `float32`: sampler and learner both compute in it."""
+    """A run that is about to train. `float32`: sampler and learner both compute in it.
+
+    Every rank has its own; the first writes the run's folder.
+    """
 
     recipe: Recipe
     run: RunDir
@@ -150,14 +154,22 @@ class Job:
     watch: Watch = field(default_factory=Nobody)
     float32: bool = True
     resume: bool = False
+    ranks: Ranks = field(default_factory=Ranks)
     _said: set[str] = field(default_factory=set)
 
     @property
     def seed(self) -> int:
         return self.recipe.run.seed
 
+    def within(self, text: str) -> None:
+        """Where the run is, for whoever looks on and for an error about a rank that is lost."""
+        self.ranks.phase = text
+        self.watch.within(text)
+
     def log(self, text: str) -> None:
         """One dated line in logs/train.log."""
+        if not self.ranks.first:
+            return
         self.run.log.parent.mkdir(parents=True, exist_ok=True)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         with self.run.log.open("a", encoding="utf-8") as file:

@@ -158,6 +158,6 @@ def sampled_and_judged(
             for name, completions in job.sampler.generate(requests):
                 done[name] = completions
                 judging.submit(replies(name, completions))
-                job.watch.within(f"{doing}: sampled {len(done)}/{len(requests)} groups")
+                job.within(f"{doing}: sampled {len(done)}/{len(requests)} groups")
         with clock.phase("judge"):
             return done, judging.verdicts()

@@ -9,7 +9,7 @@ shown and stored as `step` is t + 1. Try it: `rlfe train --recipe tiny`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from rlfe.training.selection import Selection, select, selection_metrics
 from rlfe.training.stops import Stop
 from rlfe.training.tracking import Trackers
 from rlfe.training.update import Updates, freshness_limits, update, update_metrics
+from rlfe.training.writing import Writer
 from rlfe.types import Group
 
 CHECKED_ROLLOUTS = 2  # rollouts of the regular check against a stored snapshot
@@ -48,7 +49,7 @@ def train(job: Job) -> Ending:
     Raises:
         RlfeError: Something failed; the last saved state is whole (`--resume`).
     """
-    with held(job.run):
+    with held(job.run) if job.ranks.first else nullcontext():
         now = state.resumed(job) if job.resume else state.fresh(job)
         stop = now.stops.standing(now.step)
         if stop is not None:  # a rule ended this run; more steps would not be the same run
@@ -56,11 +57,14 @@ def train(job: Job) -> Ending:
         if now.step >= job.recipe.train.steps:
             return Ending(status="nothing_left", step=now.step)
         account.record_start(job, now.step)
-        with closing(open_trackers(job, now.step)) as trackers:
-            return steps(job, now, trackers)
+        with (
+            closing(open_trackers(job, now.step)) as trackers,
+            closing(Writer(job.log)) as writer,
+        ):
+            return steps(job, now, trackers, writer)
 
 
-def steps(job: Job, now: state.Progress, trackers: Trackers) -> Ending:
+def steps(job: Job, now: state.Progress, trackers: Trackers, writer: Writer) -> Ending:
     """The loop over training steps."""
     total = job.recipe.train.steps
     job.log(f"training from step {now.step + 1} to {total}")
@@ -68,11 +72,13 @@ def steps(job: Job, now: state.Progress, trackers: Trackers) -> Ending:
     first = validation.due(job, held_out, 0) if now.step == 0 else {}
     warn_flat(job, first)
     for step in range(now.step, total):
+        writer.check()
         clock = Clock()
+        job.within(f"step {step + 1}: handing the weights over")
         with clock.phase("sync"):
             behavior, current = hand_over(job, now, step)
         groups = sampled_groups(job, step, clock)
-        job.watch.within(f"step {step + 1}: training")
+        job.within(f"step {step + 1}: training")
         with clock.phase("train"):
             chosen = select(job, groups)
             observe(now, chosen)
@@ -90,21 +96,22 @@ def steps(job: Job, now: state.Progress, trackers: Trackers) -> Ending:
         if now.buffer is not None:
             now.buffer.admit(groups, step=step)
         stop = advance(now, step, current, metrics, done)
-        ends = stop is not None or job.watch.stopping()
+        ends = stop is not None or job.ranks.any(job.watch.stopping())
         with clock.phase("validate"):
             metrics |= validation.due(job, held_out, now.step)
+        job.within(f"step {step + 1}: saving")
         with clock.phase("save"):
             write_rollouts(job, step, groups, chosen.advantages_by_slot())
             if saving.keeps_checkpoint(job, now.step) or stop is not None:
-                metrics |= saving.save_checkpoint(job, now.step, chosen)
+                metrics |= saving.save_checkpoint(job, writer, now.step, chosen)
                 trackers.samples(sample_rows(chosen, step, job.data.texts()), step=now.step)
         record(job, trackers, step, metrics, clock)
         if ends or saving.saves_state(job, now.step):
-            saving.save_state(job, now)
-            saving.drop_expired(job, now.step)
+            saving.save_state(job, writer, now)
         warn(job, now, step, metrics)
         if stop is not None or (ends and now.step < total):
             break
+    writer.wait()
     return ended(job, now.step, stop)
 
 
@@ -115,6 +122,7 @@ def hand_over(job: Job, now: state.Progress, step: int) -> tuple[Snapshot, Snaps
         RlfeError: The sampler does not hold the weights that it was given (guard 1).
     """
     current = job.learner.snapshot(step)
+    job.ranks.same(current.fingerprint, "weights")
     same = staleness.unchanged_weights(
         previous=now.fingerprint,
         current=current.fingerprint,

@@ -27,6 +27,8 @@ SHOWN_SAMPLES = 16  # rows of a sample table
 def open_trackers(job: Job, finished_steps: int) -> Trackers:
     """The trackers that `track.loggers` names; none of them is needed."""
     track = job.recipe.track
+    if not job.ranks.first:
+        track = track.model_copy(update={"loggers": ()})
     hosted = any(name != "console" for name in track.loggers)
     start = Start(
         project=track.project,
@@ -52,7 +54,8 @@ def record(
     )
     head = {"step": made.step, "version": made.version, "behavior_version": made.behavior_version}
     costs = {"seconds": made.seconds, "memory": peak_memory()}
-    append_jsonl(job.run.metrics, {**head, **made.metrics, **costs})
+    if job.ranks.first:
+        append_jsonl(job.run.metrics, {**head, **made.metrics, **costs})
     trackers.log(made)
     job.watch.step(made)
 

@@ -39,10 +39,19 @@ def slots_of_step(job: Job, step: int) -> np.ndarray:
 def sampled_groups(job: Job, step: int, clock: Clock) -> list[Group]:
     """The judged groups of a step, in slot order; each has exactly `group_size` rollouts.
 
+    Every rank samples and judges its share of the slots, and gets all of them.
+
     Raises:
         RlfeError: The sampler or the judge gave back less than was asked for.
     """
-    return groups_of_slots(job, step, range(job.recipe.train.prompts_per_step), clock)
+    ranks, count = job.ranks, job.recipe.train.prompts_per_step
+    mine = groups_of_slots(job, step, range(ranks.rank, count, ranks.size), clock)
+    if ranks.size == 1:
+        return mine
+    job.within(f"step {step + 1}: gathering the rollouts")
+    with clock.phase("gather"):
+        groups = [group for part in ranks.gather(mine) for group in part]
+    return sorted(groups, key=lambda group: group.slot)
 
 
 def groups_of_slots(job: Job, step: int, slots: Sequence[int], clock: Clock) -> list[Group]:
@@ -144,6 +153,8 @@ def write_rollouts(
     job: Job, step: int, groups: Sequence[Group], advantages: Mapping[int, np.ndarray]
 ) -> None:
     """rollouts/step_NNNNNN.jsonl.zst: every sampled rollout; `advantages` by kept slot."""
+    if not job.ranks.first:
+        return
     write_jsonl_zst(
         job.run.rollouts(step + 1),
         (

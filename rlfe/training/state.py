@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from rlfe.config import dump, flat
+from rlfe.engines.base import Copying, Later
 from rlfe.errors import RequestError, RlfeError
 from rlfe.records import canonical_json, cut_after, plain
-from rlfe.rundir import FREE_KEYS, new_folder, provenance, write_text
+from rlfe.rundir import FREE_KEYS, provenance, write_text
 from rlfe.schema import Recipe
+from rlfe.training.folders import new_folder_of_all
 from rlfe.training.job import Job
 from rlfe.training.replay import ReplayBuffer, ReplaySettings
 from rlfe.training.staleness import SnapshotQueue
@@ -72,34 +74,52 @@ def replay_settings(recipe: Recipe) -> ReplaySettings:
 
 def save(job: Job, progress: Progress) -> None:
     """Replace `state/` as a whole; the earlier one stays until the new one is complete."""
-    with new_folder(job.run.state) as folder:
-        (folder / LEARNER).mkdir()
-        job.learner.save_state(folder / LEARNER)
-        (folder / SNAPSHOTS).mkdir()
-        older = [s for s in progress.queue.held() if s.version < progress.step]
-        needed = [s for s in older if s.version >= progress.step - job.recipe.lag.steps]
+    write = _captured(job, progress, job.learner.save_state)
+    with new_folder_of_all(job.ranks, job.run.state) as folder:
+        write(folder)
+
+
+def save_later(job: Job, progress: Progress, learner: Copying) -> Later:
+    """What `save` would write now, from copies: later steps change nothing of it."""
+    return _captured(job, progress, learner.save_state_later())
+
+
+def _captured(job: Job, progress: Progress, save_learner: Later) -> Later:
+    """Writes a state; of `progress` nothing is read later, and snapshots never change."""
+    older = [s for s in progress.queue.held() if s.version < progress.step]
+    needed = [s for s in older if s.version >= progress.step - job.recipe.lag.steps]
+    entries, arrays = (None, {}) if progress.buffer is None else progress.buffer.state_dict()
+    facts: dict[str, Any] = {
+        "schema": SCHEMA,
+        "step": progress.step,
+        "config": plain(flat(job.recipe)),
+        "config_sha256": hashlib.sha256(dump(job.recipe).encode()).hexdigest(),
+        "data_sha256": job.data.sha256(),
+        "task": _task_facts(job),
+        "packages": provenance()["packages"],
+        "fingerprint": progress.fingerprint,
+        "updated": progress.updated,
+        "stops": progress.stops.state(),
+        "snapshots": {str(s.version): s.fingerprint for s in needed},
+        "replay": entries,
+    }
+
+    def write(folder: Path) -> None:
+        if job.ranks.first:
+            (folder / LEARNER).mkdir()
+            (folder / SNAPSHOTS).mkdir()
+        job.ranks.meet()
+        save_learner(folder / LEARNER)
+        job.ranks.meet()
         for snapshot in needed:
             job.learner.save_snapshot(snapshot, folder / SNAPSHOTS / str(snapshot.version))
-        entries: Any = None
-        if progress.buffer is not None:
-            entries, arrays = progress.buffer.state_dict()
-            np.savez(folder / BUFFER, allow_pickle=False, **arrays)
-        facts = {
-            "schema": SCHEMA,
-            "step": progress.step,
-            "config": plain(flat(job.recipe)),
-            "config_sha256": hashlib.sha256(dump(job.recipe).encode()).hexdigest(),
-            "data_sha256": job.data.sha256(),
-            "task": _task_facts(job),
-            "packages": provenance()["packages"],
-            "fingerprint": progress.fingerprint,
-            "updated": progress.updated,
-            "stops": progress.stops.state(),
-            "snapshots": {str(s.version): s.fingerprint for s in needed},
-            "replay": entries,
-        }
-        facts["files"] = _sizes(folder)
-        write_text(folder / FACTS, canonical_json(facts) + "\n")
+        if job.ranks.first:
+            if entries is not None:
+                np.savez(folder / BUFFER, allow_pickle=False, **arrays)
+            text = canonical_json({**facts, "files": _sizes(folder)})
+            write_text(folder / FACTS, text + "\n")
+
+    return write
 
 
 def resumed(job: Job) -> Progress:
@@ -114,11 +134,17 @@ def resumed(job: Job) -> Progress:
         _load(job, progress)
     else:
         _refuse_lost_state(job)
-    cut_after(job.run.metrics, progress.step)
-    for file in (job.run.path / "rollouts").glob("step_*.jsonl.zst"):
-        if file > job.run.rollouts(progress.step):
-            file.unlink()
+    if job.ranks.first:
+        _cut(job, progress.step)
     return progress
+
+
+def _cut(job: Job, step: int) -> None:
+    """Drop the records of steps after `step`."""
+    cut_after(job.run.metrics, step)
+    for file in (job.run.path / "rollouts").glob("step_*.jsonl.zst"):
+        if file > job.run.rollouts(step):
+            file.unlink()
 
 
 def first_state_step(recipe: Recipe) -> int:

@@ -95,13 +95,14 @@ def validated(job: Job, held_out: ValidationList, *, finished_steps: int) -> dic
         RlfeError: The sampler does not hold the learner's weights, or gave back too little.
     """
     snapshot = job.learner.snapshot(finished_steps)
+    job.ranks.same(snapshot.fingerprint, "weights")
     received = job.sampler.load(snapshot)
     if received != snapshot.fingerprint:
         raise RlfeError(
             f"validation at step {finished_steps}: the sampler does not hold the current weights",
             hint="The engine kept old weights; --resume tries again.",
         )
-    requests = list(_requests(job, held_out, finished_steps))
+    requests = list(_requests(job, held_out, finished_steps))[job.ranks.rank :: job.ranks.size]
     done, verdicts = sampled_and_judged(
         job,
         requests,
@@ -116,6 +117,9 @@ def validated(job: Job, held_out: ValidationList, *, finished_steps: int) -> dic
                 f"{len(done.get(request.id, ()))} of {request.sampling.n} samples of problem "
                 f"{held_out.data.problems[int(request.id)].id}"
             )
+    parts = job.ranks.gather((done, verdicts))
+    done = {name: found for part, _ in parts for name, found in part.items()}
+    verdicts = {key: verdict for _, part in parts for key, verdict in part.items()}
     return _metrics(job, held_out, done, verdicts)
 
 
@@ -151,6 +155,7 @@ def _requests(job: Job, held_out: ValidationList, finished_steps: int) -> Sequen
                 seed=derive(job.seed, "validate", finished_steps, problem.id),
                 stop=held_out.data.prompts[index].stop,
                 stop_token_ids=job.sampler.tokenizer.stop_token_ids,
+                logprobs=False,
             ),
         )
         for index, (problem, limit) in enumerate(
