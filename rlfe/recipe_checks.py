@@ -15,6 +15,7 @@ from rlfe.errors import RequestError
 from rlfe.schema import Engine, EvalTask, Recipe
 
 FILE_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")  # of a data.source that is a file
+TINKER_ALPHA = 32.0  # the service's; SkyRL's api.py sets the same
 DEFAULT_SAMPLES, DEFAULT_SAMPLES_GSM8K = 160, 8  # docs/statistics.md
 
 
@@ -32,7 +33,8 @@ def check(recipe: Recipe, *, training: bool = False) -> list[str]:
     """
     checks = (
         *(_advantage, _filter, _policy, _clip, _lengths),
-        *(_buckets, _engine, _validation, _evaluation, _source),
+        *(_buckets, _engine, _tinker, _validation, _evaluation, _source),
+        _declared,
     )
     lines = [line for part in checks for line in part(recipe)]
     if training:
@@ -103,6 +105,15 @@ def _lengths(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _declared(recipe: Recipe) -> Iterator[str]:
+    from rlfe.criteria import declared_by
+
+    try:
+        declared_by(recipe)
+    except RequestError as error:
+        yield error.what
+
+
 def _buckets(recipe: Recipe) -> Iterator[str]:
     size, taken = recipe.train.group_size, set[int]()
     for bucket in recipe.diagnostics.k_buckets or ():
@@ -117,10 +128,42 @@ def _buckets(recipe: Recipe) -> Iterator[str]:
 
 def _engine(recipe: Recipe) -> Iterator[str]:
     pair = (recipe.engine.sampler, recipe.engine.learner)
-    if "fake" in pair and pair != ("fake", "fake"):
+    for name in ("fake", "tinker"):
+        if name in pair and pair != (name, name):
+            yield (
+                f'engine.sampler = "{pair[0]}", engine.learner = "{pair[1]}": '
+                f'"{name}" goes with itself only'
+            )
+
+
+def _tinker(recipe: Recipe) -> Iterator[str]:
+    """What the Tinker API cannot do: it trains LoRA weights from log-probabilities of tokens."""
+    if recipe.engine.learner != "tinker":
+        return
+    engine, lora = 'engine.learner = "tinker"', recipe.lora
+    if lora.rank == 0:
+        yield f"lora.rank = 0: {engine} trains LoRA weights only"
+    elif lora.alpha != TINKER_ALPHA:
+        yield f"lora.alpha = {lora.alpha:g}: {engine} has a fixed alpha of {TINKER_ALPHA:g}"
+    whole = f"{engine} sees log-probabilities of tokens, not of the whole vocabulary"
+    if recipe.entropy.coef > 0:
+        yield f"entropy.coef = {recipe.entropy.coef:g}: {whole}"
+    if recipe.filter.metric.startswith("entropy") and recipe.filter.strategy != "none":
+        yield f'filter.metric = "{recipe.filter.metric}": {whole}'
+    if recipe.diagnostics.grad_every:
         yield (
-            f'engine.sampler = "{pair[0]}", engine.learner = "{pair[1]}": '
-            '"fake" goes with itself only'
+            f"diagnostics.grad_every = {recipe.diagnostics.grad_every}: {engine} cannot measure a "
+            "gradient without applying it"
+        )
+    if recipe.train.temperature != 1:
+        yield (
+            f"train.temperature = {recipe.train.temperature:g}: {engine} scores at temperature 1, "
+            "so ratios would compare different distributions"
+        )
+    if recipe.service.reduction == "mean" and recipe.optim.grad_clip:
+        yield (
+            f"optim.grad_clip = {recipe.optim.grad_clip:g}: servers with service.reduction = "
+            '"mean" do not clip; set it to 0'
         )
 
 

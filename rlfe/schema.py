@@ -24,16 +24,6 @@ def _number(value: Any) -> Any:
     return value
 
 
-NOT_BUILT = ("tinker",)  # engines that are planned: refused in words, never offered
-
-
-def _built(value: Any) -> Any:
-    """An engine's name; a planned one is told apart from a misspelt one."""
-    if value in NOT_BUILT:
-        raise ValueError(f'the engine "{value}" is not built')
-    return value
-
-
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
@@ -261,12 +251,8 @@ class Stop(Section):
 
 
 class Engine(Section):
-    sampler: Annotated[Literal["transformers", "vllm", "fake"], BeforeValidator(_built)] = key(
-        "transformers", "what samples"
-    )
-    learner: Annotated[Literal["transformers", "fake"], BeforeValidator(_built)] = key(
-        "transformers", "what learns"
-    )
+    sampler: Literal["transformers", "vllm", "tinker", "fake"] = key("transformers", "what samples")
+    learner: Literal["transformers", "tinker", "fake"] = key("transformers", "what learns")
     device: str = key("auto", "auto, cpu, cuda, mps")
     threads: CountOrZero = key(0, "CPU threads of torch; 0: the library's default")
     sample_batch: Count | None = key(
@@ -285,6 +271,16 @@ class Engine(Section):
         "graphs", "CUDA graphs of decoding start in seconds, full adds the compiler (vllm)"
     )
     sleep: bool = key(False, "free the sampler's cache while the learner works (vllm)")
+
+
+class Service(Section):
+    model: str | None = key(
+        None, "name of the base model at the service (tinker); None: model.path"
+    )
+    reduction: Literal["sum", "mean"] = key(
+        "sum", "how the service adds a loss up: sum, as the Tinker API says, or mean (SkyRL on JAX)"
+    )
+    timeout_seconds: Positive = key(3600.0, "seconds that one request may take at the service")
 
 
 class Track(Section):
@@ -306,6 +302,12 @@ class Study(Section):
     title: str = key("", "of the study; recorded")
     hypothesis: str = key("", "recorded")
     criterion: str = key("", "recorded, in words")
+    criteria: tuple[dict[str, Any], ...] = key(
+        (), "criteria with a verdict, as [[study.criteria]] tables; recorded with their hash"
+    )
+    comparisons: tuple[dict[str, Any], ...] = key(
+        (), "arms to compare without a verdict, as [[study.comparisons]] tables; recorded"
+    )
     assumptions: tuple[str, ...] = key(
         (), 'settings that the study leaves open, as "key" or "key: why"'
     )
@@ -354,6 +356,7 @@ class Recipe(Section):
     validate_: Validate = Field(default=Validate(), alias="validate")
     stop: Stop = Stop()
     engine: Engine = Engine()
+    service: Service = Service()
     track: Track = Track()
     run: Run = Run()
     study: Study = Study()

@@ -29,3 +29,16 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def tinker_server(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A loopback server of the Tinker API on the tiny model, and the environment that names it."""
+    pytest.importorskip("tinker", reason="tinker is not installed (rlfe[tinker])")
+    from tests.tinker_server import KEY, Server
+
+    server = Server(tiny_model, tmp_path / "tinker")
+    monkeypatch.setenv("TINKER_BASE_URL", server.start())
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    yield server
+    server.stop()

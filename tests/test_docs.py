@@ -161,7 +161,7 @@ def test_every_command_line_of_a_page_names_what_exists(page: Path) -> None:
         ("rlfe train --recipe study2 --engine vllm", "no recipe study2"),
         ("rlfe sweep study2 --run", "no recipe study2"),
         ("rlfe train --recipe tiny --tpu", "No such option"),
-        ("rlfe train --recipe tiny --engine tinker", "none of transformers, vllm, fake"),
+        ("rlfe train --recipe tiny --engine jax", "none of transformers, vllm, tinker, fake"),
         ("rlfe train --set optim.rate=1", "no key optim.rate"),
         ("rlfe hub squash", "no command hub"),
         ("rlfe push RUN... [--layout NAME]", "no option --layout"),

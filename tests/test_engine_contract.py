@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
 import numpy as np
 import pytest
 
@@ -17,7 +16,7 @@ from rlfe.engines import LEARNERS, SAMPLERS, check_engines, make_engines
 from rlfe.engines.base import Learner, Sampler
 from rlfe.engines.vllm_settings import installed
 from rlfe.errors import RequestError, RlfeError
-from rlfe.schema import Engine, Model, Recipe
+from rlfe.schema import Engine, Lora, Model, Recipe
 from rlfe.types import Batch, Finish, Prompt, Request, Sampling
 from tests.tiny_model import write_tiny_model
 
@@ -47,13 +46,16 @@ class MeanLogp:
         return loss, {"loss/total": loss.item()}
 
 
-@pytest.fixture(params=["fake", "transformers", VLLM])
+@pytest.fixture(params=["fake", "transformers", "tinker", VLLM])
 def engines(request, tiny_model: Path, tmp_path_factory, one_thread: None):
     learner = "transformers" if request.param == "vllm" else request.param
-    engine = Engine(sampler=request.param, learner=learner, device="cpu", threads=1)
+    engine, lora = Engine(sampler=request.param, learner=learner, device="cpu", threads=1), Lora()
     if request.param == "vllm":  # its attention on a CPU needs wider heads
         tiny_model = write_tiny_model(tmp_path_factory.mktemp("wide") / "tiny", head_dim=64)
-    recipe = Recipe(engine=engine, model=Model(path=str(tiny_model), dtype="float32"))
+    if request.param == "tinker":  # a server of its own, which trains LoRA weights only
+        lora = Lora(rank=4)
+        request.getfixturevalue("tinker_server")
+    recipe = Recipe(engine=engine, model=Model(path=str(tiny_model), dtype="float32"), lora=lora)
     sampler, learner = make_engines(recipe)
     yield sampler, learner
     sampler.close()
@@ -185,35 +187,26 @@ def test_an_exported_folder_is_complete(engines: tuple[Sampler, Learner], tmp_pa
 
 
 def test_every_built_engine_is_under_contract() -> None:
-    assert set(SAMPLERS) == {"transformers", "vllm", "fake"}
-    assert set(LEARNERS) == {"transformers", "fake"}
+    assert set(SAMPLERS) == {"transformers", "vllm", "tinker", "fake"}
+    assert set(LEARNERS) == {"transformers", "tinker", "fake"}
 
 
-def test_an_engine_that_is_not_built_is_refused_in_words() -> None:
-    for key in ("engine.sampler", "engine.learner"):
-        with pytest.raises(RequestError, match='the engine "tinker" is not built'):
-            config.load([], [f"{key}=tinker"])
-    for command in (train.command, evaluation.command, sweep.command):
-        engine = next(param for param in command.params if param.name == "engine")
-        assert list(engine.type.choices) == list(SAMPLERS)
-        with pytest.raises(click.UsageError, match='the engine "tinker" is not built') as caught:
-            engine.type.convert("tinker", engine, None)
-        assert caught.value.exit_code == 2
+def test_every_command_offers_the_engines_that_it_can_use() -> None:
+    offered = {
+        command: list(next(p for p in command.params if p.name == "engine").type.choices)
+        for command in (train.command, evaluation.command, sweep.command)
+    }
+    assert offered[train.command] == offered[sweep.command] == list(SAMPLERS)
+    assert offered[evaluation.command] == [name for name in SAMPLERS if name != "tinker"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", "--recipe", "tiny", "--dry-run"],
-        ["eval", "--base", "model", "--task", "gsm8k", "--dry-run"],
-        ["sweep", "lr-ladder"],
-    ],
-)
-def test_no_command_takes_an_engine_that_is_not_built(capsys, words) -> None:
-    assert run([*words, "--engine", "tinker"], {}) == 2
-    assert 'the engine "tinker" is not built' in capsys.readouterr().err
-    assert run([words[0], "--help"], {}) == 0
-    assert "tinker" not in capsys.readouterr().out
+def test_an_unknown_engine_is_refused_in_words(capsys) -> None:
+    with pytest.raises(RequestError, match="'transformers', 'tinker' or 'fake'"):
+        config.load([], ["engine.learner=jax"])
+    assert run(["train", "--recipe", "tiny", "--dry-run", "--engine", "jax"], {}) == 2
+    assert "'tinker'" in capsys.readouterr().err
+    assert run(["eval", "--base", "model", "--task", "gsm8k", "--engine", "tinker"], {}) == 2
+    assert "'tinker' is not one of" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(installed(), reason="vllm is installed")

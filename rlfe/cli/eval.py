@@ -91,7 +91,7 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 @pages.option(
     HOW,
     "--engine",
-    type=values.Engine(),
+    type=click.Choice(values.EVALUATING),
     help="What samples; default: the run's.",
 )
 @pages.option(HOW, "--workers", type=int, metavar="N", help="Judge workers; default: the cores.")

@@ -35,7 +35,7 @@ EXAMPLES = [
     help="For every cell; what it fixes is no longer varied. Repeatable.",
 )  # fmt: skip
 @pages.option(
-    "Settings", "--engine", type=values.Engine(),
+    "Settings", "--engine", type=click.Choice(values.ENGINES),
     help="Passed to every rlfe train.",
 )  # fmt: skip
 @pages.option("Settings", "--require-isolation", is_flag=True, help="Passed to every rlfe train.")

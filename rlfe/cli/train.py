@@ -56,7 +56,7 @@ INTERRUPTED = 130
 @pages.option(
     WHERE,
     "--engine",
-    type=values.Engine(),
+    type=click.Choice(values.ENGINES),
     help="What samples and learns; default: the recipe's.",
 )
 @pages.option(HOW, "--resume", is_flag=True, help="Go on with the run in that folder.")

@@ -7,28 +7,11 @@ Try: `rlfe completion bash`.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-ENGINES = ("transformers", "vllm", "fake")
-
-
-class Engine(click.Choice[str]):
-    """The engines that are built; a planned one is refused in words.
-
-    `Engine().convert("tinker", None, None)`
-    """
-
-    def __init__(self) -> None:
-        super().__init__(ENGINES)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from rlfe.schema import NOT_BUILT
-
-        if value in NOT_BUILT:
-            self.fail(f'the engine "{value}" is not built; use {", ".join(ENGINES)}', param, ctx)
-        return super().convert(value, param, ctx)
+ENGINES = ("transformers", "vllm", "tinker", "fake")
+EVALUATING = ("transformers", "vllm", "fake")  # those that load a folder
 
 
 def recipes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

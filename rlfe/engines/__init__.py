@@ -71,6 +71,8 @@ def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
 
     Shared: both transformers, no lag, and both compute in float32.
     """
+    if recipe.engine.sampler == "tinker":
+        return _tinker(recipe)
     both = recipe.engine.sampler == recipe.engine.learner == "transformers"
     share = both and recipe.lag.steps == 0 and computes_in_float32(recipe)
     learner = make_learner(recipe, share=share)
@@ -102,9 +104,10 @@ def check_engines(recipe: Recipe) -> None:
 
         need_vllm()
     if lacks:
+        extra = "tinker" if "tinker" in lacks else "train"
         raise RequestError(
             f'engine "{recipe.engine.learner}" needs {", ".join(lacks)}, which is not installed',
-            hint="pip install 'rlfe[train]'",
+            hint=f"pip install 'rlfe[{extra}]'",
         )
 
 
@@ -119,9 +122,14 @@ def _made(names: dict[str, Callable[..., Any]], name: str, *args: Any, **kwargs:
 
 
 def computes_in_float32(recipe: Recipe) -> bool:
-    """Whether sampler and learner both compute in float32: on a CPU, or if the recipe says so."""
+    """Whether sampler and learner both compute in float32: on a CPU, or if the recipe says so.
+
+    Of a service only the recipe can say it.
+    """
     if recipe.engine.sampler == "fake":
         return True
+    if recipe.engine.sampler == "tinker":
+        return recipe.model.dtype == "float32"
     from rlfe.engines.weights import device_of
 
     return device_of(recipe.engine.device).type == "cpu" or recipe.model.dtype == "float32"
@@ -191,13 +199,60 @@ def _transformers_learner(recipe: Recipe, share: bool) -> Learner:
     )
 
 
-LIBRARIES = {"transformers": ("torch", "transformers"), "vllm": ("vllm",), "fake": ()}
+def _tinker(recipe: Recipe) -> tuple[Sampler, Learner]:
+    """Sampler and learner of one session at a service that speaks the Tinker API."""
+    from rlfe.engines.tinker import TinkerSampler
+    from rlfe.engines.tinker_learner import TinkerLearner
+    from rlfe.engines.tinker_service import Service
+    from rlfe.engines.tokenizer import HfTokenizer
+
+    model, optim, lora = recipe.model, recipe.optim, _lora(recipe)
+    assert lora is not None, "recipe_checks refuses tinker without LoRA"
+    tokenizer = HfTokenizer(model.path, thinking=recipe.prompt.thinking, revision=model.revision)
+    service = Service(timeout_seconds=recipe.service.timeout_seconds)
+    name = recipe.service.model or model.path
+    service.need_model(name)
+    learner = TinkerLearner(
+        service,
+        model.path,
+        model=name,
+        lora=lora,
+        adam={
+            "beta1": optim.beta1,
+            "beta2": optim.beta2,
+            "eps": optim.eps,
+            "weight_decay": optim.weight_decay,
+            "grad_clip_norm": optim.grad_clip,
+        },
+        dtype=model.dtype,
+        device=recipe.engine.device,
+        reduction=recipe.service.reduction,
+        revision=model.revision,
+    )
+    return TinkerSampler(service, tokenizer, name), learner
+
+
+def _not_alone(*args: Any, **kwargs: Any) -> Any:
+    raise RequestError(
+        'engine "tinker" samples what its own learner trains, nothing else',
+        hint="Use --engine transformers or --engine vllm for checkpoints.",
+    )
+
+
+LIBRARIES = {
+    "transformers": ("torch", "transformers"),
+    "vllm": ("vllm",),
+    "tinker": ("tinker", "torch", "transformers"),
+    "fake": (),
+}
 SAMPLERS: dict[str, Callable[..., Any]] = {
     "transformers": _transformers_sampler,
     "vllm": _vllm_sampler,
+    "tinker": _not_alone,
     "fake": lambda engine, path, **kwargs: FakeSampler(),
 }
 LEARNERS: dict[str, Callable[..., Any]] = {
     "transformers": _transformers_learner,
+    "tinker": _not_alone,
     "fake": lambda recipe, share: FakeLearner(),
 }

@@ -24,7 +24,8 @@ class Snapshot:
     """Weights of one version, as handed from a learner to a sampler.
 
     `weights` is opaque to the loop (a state dict, an adapter, a service's name); `fingerprint` is
-    exact on any device (algorithms 8) and proves that the receiver holds these weights.
+    exact on any device (algorithms 8) and proves that the receiver holds these weights. Of
+    weights on a server it is the history that made them (docs/tinker.md).
     """
 
     version: int
@@ -97,12 +98,33 @@ class Pass:
     """What a forward-backward pass saw, with the weights before the update.
 
     `sums` add up over micro-batches (`loss/policy` ...); logp_BL and entropy_BL are float32
-    arrays in the shape of the batch, 0 outside the mask.
+    arrays in the shape of the batch, 0 outside the mask. entropy_BL is None where the engine
+    sees no whole distribution.
     """
 
     sums: Mapping[str, float]
     logp_BL: np.ndarray
-    entropy_BL: np.ndarray
+    entropy_BL: np.ndarray | None
+
+
+Later = Callable[[Path], object]  # writes into a folder; may be called in another thread
+
+
+@runtime_checkable
+class Copying(Protocol):
+    """A learner whose weights can be written while they move on: from copies on the host."""
+
+    def export_later(self, sample: Batch | None = None) -> tuple[Later, Mapping[str, float]]:
+        """What `export` would write and return now."""
+        ...
+
+    def save_state_later(self) -> Later:
+        """What `save_state` would write now."""
+        ...
+
+    def save_snapshot(self, snapshot: Snapshot, path: Path) -> None:
+        """As of every learner; here another thread may call it."""
+        ...
 
 
 Source = Snapshot | Literal["current", "reference"]
@@ -122,8 +144,11 @@ class Learner(Protocol):
         """Accumulate the gradients of one optimiser step."""
         ...
 
-    def optim_step(self, lr: float) -> float:
-        """Clip, step, zero the gradients. Returns the norm before clipping; skips if not finite."""
+    def optim_step(self, lr: float) -> float | None:
+        """Clip, step, zero the gradients. Returns the norm before clipping; skips if not finite.
+
+        None: the step was made and the engine does not tell the norm.
+        """
         ...
 
     def gradient_norm(self, batch: Batch, loss: LossFunction) -> float:

@@ -7,7 +7,7 @@ draw takes (`replay`). docs/algorithms.md 9, 10.5, 12.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,8 +32,8 @@ class Updates:
 
     lr: float
     draw: Draw | None = None
-    norms: list[float] = field(default_factory=list)  # of tried steps; not finite: skipped
-    sums: list[dict[str, float]] = field(default_factory=list)
+    norms: list[float | None] = field(default_factory=list)  # of tried steps; None: not told
+    sums: list[dict[str, float | None]] = field(default_factory=list)
     tables: list[TokenTable] = field(default_factory=list)
     replayed: list[Metrics] = field(default_factory=list)
     mismatch: Metrics = field(default_factory=dict)
@@ -42,12 +42,17 @@ class Updates:
 
     @property
     def skipped(self) -> int:
-        return sum(not np.isfinite(norm) for norm in self.norms)
+        return sum(_skipped(norm) for norm in self.norms)
 
     @property
     def applied(self) -> bool:
         """Whether a step was applied whose gradient was not 0."""
-        return self.lr > 0 and any(np.isfinite(norm) and norm > 0 for norm in self.norms)
+        return self.lr > 0 and any(norm != 0 and not _skipped(norm) for norm in self.norms)
+
+
+def _skipped(norm: float | None) -> bool:
+    """Whether an optimiser step was not made: its gradient was not finite."""
+    return norm is not None and not np.isfinite(norm)
 
 
 def update(
@@ -153,7 +158,7 @@ def _optimiser_step(
     done.norms.append(job.learner.optim_step(done.lr))
     if entries and buffer is not None:
         done.replayed.append(diagnostics.replay_token_metrics(batch, seen.logp_BL))
-        if np.isfinite(done.norms[-1]):
+        if not _skipped(done.norms[-1]):
             nll_B = row_nll(seen.logp_BL[count:], batch.mask_BL[count:])
             buffer.mark_replayed([entry.id for entry in entries], step=step, nll_B=list(nll_B))
 
@@ -171,10 +176,12 @@ def _replay_batch(entries: Sequence[Entry]) -> Batch:
     return batching.padded(rows, pad_id=PAD)
 
 
-def _with_entropy(seen: Pass, batch: Batch) -> dict[str, float]:
-    """The pass's sums, with those of the entropy of fresh tokens in float64."""
+def _with_entropy(seen: Pass, batch: Batch) -> dict[str, float | None]:
+    """The pass's sums, with those of the entropy of fresh tokens in float64 (None: not seen)."""
     fresh_BL = batch.mask_BL & (batch.source_B == 0)[:, None]
-    entropy = float(seen.entropy_BL[fresh_BL].astype(np.float64).sum())
+    entropy = None
+    if seen.entropy_BL is not None:
+        entropy = float(seen.entropy_BL[fresh_BL].astype(np.float64).sum())
     return {**seen.sums, "entropy_sum": entropy, "tokens": float(fresh_BL.sum())}
 
 
@@ -220,13 +227,13 @@ def freshness_limits(job: Job) -> tuple[float, float]:
 def update_metrics(job: Job, done: Updates) -> Metrics:
     """Losses, optimiser, ratios, clipping and KL by success count, entropy, replay, freshness."""
     recipe = job.recipe
-    finite = [norm for norm in done.norms if np.isfinite(norm)]
-    tokens = sum(sums["tokens"] for sums in done.sums)
-    entropy = sum(sums["entropy_sum"] for sums in done.sums)
+    finite = [norm for norm in done.norms if norm is not None and np.isfinite(norm)]
+    tokens = _sum_of(done.sums, "tokens") or 0
+    entropy = _sum_of(done.sums, "entropy_sum")
     metrics: Metrics = {
         **{name: _mean_of(done.sums, name) for name in LOSSES},
         "loss/dual_clipped": _sum_of(done.sums, "dual_clipped"),
-        "entropy": entropy / tokens if tokens else None,
+        "entropy": entropy / tokens if tokens and entropy is not None else None,
         "optim/lr": done.lr,
         "optim/grad_norm": float(np.mean(finite)) if finite else None,
         "optim/steps": len(done.norms) - done.skipped,
@@ -256,13 +263,14 @@ def update_metrics(job: Job, done: Updates) -> Metrics:
 LOSSES = ("loss/policy", "loss/kl", "loss/entropy", "loss/replay", "loss/total")
 
 
-def _mean_of(sums: Sequence[dict[str, float]], name: str) -> float | None:
+def _mean_of(sums: Sequence[Mapping[str, float | None]], name: str) -> float | None:
     """Mean over the optimiser steps; None without one."""
-    return float(np.mean([each[name] for each in sums])) if sums else None
+    known = [value for each in sums if (value := each[name]) is not None]
+    return float(np.mean(known)) if known else None
 
 
-def _sum_of(sums: Sequence[dict[str, float]], name: str) -> float | None:
-    known = [each[name] for each in sums if name in each]
+def _sum_of(sums: Sequence[Mapping[str, float | None]], name: str) -> float | None:
+    known = [value for each in sums if (value := each.get(name)) is not None]
     return float(sum(known)) if known else None
 
 
