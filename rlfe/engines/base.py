@@ -8,10 +8,10 @@ need them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from rlfe.types import Batch, Completion, Prompt, Request
 
@@ -184,3 +184,28 @@ class Learner(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a learner computed: passes, their tokens, how many of these are padding, model FLOPs.
+
+    `peak`: FLOP/s that the device can do, None where that is not known. `notes`: what a user
+    should be told.
+    """
+
+    passes: int
+    tokens: int
+    padding: int
+    flops: float
+    peak: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A learner that counts what it computes; one on a server does not."""
+
+    def work(self) -> Work:
+        """What was computed since the last call."""
+        ...
