@@ -12,29 +12,34 @@ Shapes: B rows, L tokens, M masked tokens, V vocabulary.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from rlfe.engines.base import LossFunction, Pass, Snapshot, Source
+from rlfe.engines.base import Later, LossFunction, Pass, Snapshot, Source, Work
+from rlfe.engines.counting import Counter, peak_of
 from rlfe.engines.fingerprint import fingerprint
+from rlfe.engines.flops import flops_of
 from rlfe.engines.logprobs import Logits, scored
-from rlfe.engines.microbatches import micro_batches, rows_of, token_budget
+from rlfe.engines.microbatches import Budget, micro_batches, rows_of, token_budget
 from rlfe.engines.packing import can_share
+from rlfe.engines.recompute import T, in_words, recompute_layers, within_memory
 from rlfe.engines.shards import is_sharded, load_shards
 from rlfe.engines.source import model_folder
 from rlfe.engines.transfer import fetched, on_device
 from rlfe.engines.weights import (
     Lora,
+    adapter_copies,
     device_of,
     dtype_of,
+    host_copies,
     load_model,
     merged_weights,
-    save_adapter,
+    save_adapter_tensors,
     save_model,
 )
 from rlfe.errors import RlfeError
@@ -54,6 +59,8 @@ class TransformersLearner:
         micro_batch: Rollouts per forward pass; None: as many as the token budget takes.
         tokens: The budget of a forward pass, padding included; None: the device's.
         logits: How log-probabilities are computed (`logprobs.scored`).
+        checkpointing: Layers are computed again for the gradient instead of kept.
+        peak: FLOP/s of the device; None: by its name, "measured": by a trial.
         betas, eps, weight_decay: AdamW. grad_clip: gradient norm; 0: off.
         lora: LoRA layers; None: full fine-tuning.
         share: Snapshots refer to the live weights (a sampler of this process shares the model).
@@ -72,6 +79,8 @@ class TransformersLearner:
         micro_batch: int | None = None,
         tokens: int | None = None,
         logits: Logits = "chunked",
+        checkpointing: bool = False,
+        peak: float | Literal["measured"] | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
@@ -85,7 +94,7 @@ class TransformersLearner:
         self._name, self._folder = str(path), model_folder(path, revision)
         self._device, self._dtype = device_of(device), dtype_of(dtype)
         self._temperature, self._logits, self._share = temperature, logits, share
-        self._micro_batch, self._tokens = micro_batch, tokens or token_budget(self._device.type)
+        self._budget = Budget(micro_batch, tokens or token_budget(self._device.type))
         self._lora, self._grad_clip, self._finite = lora, grad_clip, True
         self.model = self._loaded(torch.float32, lora)
         self._trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
@@ -98,6 +107,9 @@ class TransformersLearner:
             fused=self._device.type in ("cpu", "cuda"),
         )
         self._packs = can_share(self.model, self._device.type)
+        self._work = Counter(flops_of(self.model), peak_of(self._device, peak))
+        if checkpointing:
+            recompute_layers(self.model)
         self._reference: Any = None
 
     @property
@@ -110,22 +122,56 @@ class TransformersLearner:
         return torch.float32 if self._device.type == "cpu" else self._dtype
 
     def forward_backward(self, batch: Batch, loss: LossFunction) -> Pass:
+        before = self._taken_gradients()
+
+        def run() -> Pass:
+            self._taken_gradients()  # of a first try that memory did not do for
+            return self._graded_pass(batch, loss)
+
+        try:
+            seen = self._within_memory(run)
+        except BaseException:
+            self._taken_gradients()
+            raise
+        finally:
+            self._add_gradients(before)
+        return seen
+
+    def _graded_pass(self, batch: Batch, loss: LossFunction) -> Pass:
+        """Every micro-batch forward and backward; nothing waits for the device before the end."""
         logp_BL = torch.zeros(batch.ids_BL.shape, device=self._device)
         entropy_BL, found = torch.zeros_like(logp_BL), []
         graded_B = loss.needs_gradient(batch)
         for rows in self._micro_batches(batch, graded_B):
             part, place = rows_of(batch, rows), on_device(rows, self._device)
-            width = part.ids_BL.shape[1]
-            with torch.set_grad_enabled(bool(graded_B[rows].any())), self._autocast():
+            width, graded = part.ids_BL.shape[1], bool(graded_B[rows].any())
+            with torch.set_grad_enabled(graded), self._autocast():
                 logp, entropy = self._scored(self.model, part, loss.entropy_gradient)
             value, shares = loss(part, logp, entropy)
             if value.requires_grad:
                 value.backward()
             found.append(shares | {FINITE: torch.isfinite(value.detach())})
             logp_BL[place, :width], entropy_BL[place, :width] = logp.detach(), entropy.detach()
+            self._work.add(part, graded=graded, share=self._packs)
         sums, arrays = _summed(found, logp_BL, entropy_BL)
         self._finite = self._finite and sums.pop(FINITE, 0.0) == len(found)
         return Pass(sums=sums, logp_BL=arrays[0], entropy_BL=arrays[1])
+
+    def _taken_gradients(self) -> dict[str, torch.Tensor]:
+        """The gradients that have come together so far, which are taken off the weights."""
+        taken = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
+        for parameter in self._trained.values():
+            parameter.grad = None
+        return taken
+
+    def _add_gradients(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        for name, gradient in gradients.items():
+            own = self._trained[name].grad
+            self._trained[name].grad = gradient if own is None else own.add_(gradient)
+
+    def work(self) -> Work:
+        """What the passes since the last call computed."""
+        return self._work.taken()
 
     def optim_step(self, lr: float) -> float:
         for parameter in self._trained.values():
@@ -140,20 +186,18 @@ class TransformersLearner:
         if np.isfinite(norm):
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
-            self._optimizer.step()
+            with in_words("the optimiser step"):
+                self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._finite = True
         return norm
 
     def gradient_norm(self, batch: Batch, loss: LossFunction) -> float:
-        kept = {name: parameter.grad for name, parameter in self._trained.items()}
-        for parameter in self._trained.values():
-            parameter.grad = None
+        kept = self._taken_gradients()
         self.forward_backward(batch, loss)
-        grads = [p.grad for p in self._trained.values() if p.grad is not None]
+        grads = list(self._taken_gradients().values())
         norm = self._norm(grads).item() if grads else 0.0
-        for name, parameter in self._trained.items():
-            parameter.grad = kept[name]
+        self._add_gradients(kept)
         return norm
 
     def logprobs(self, batch: Batch, source: Source = "current") -> np.ndarray:
@@ -163,6 +207,12 @@ class TransformersLearner:
         return self._measured(batch, "current", entropy=True)
 
     def _measured(self, batch: Batch, source: Source, *, entropy: bool) -> np.ndarray:
+        def run() -> np.ndarray:
+            return self._ungraded_pass(batch, source, entropy=entropy)
+
+        return self._within_memory(run)
+
+    def _ungraded_pass(self, batch: Batch, source: Source, *, entropy: bool) -> np.ndarray:
         value_BL = torch.zeros(batch.ids_BL.shape, device=self._device)
         nothing_B = np.zeros(len(batch.ids_BL), bool)
         kind = False if entropy else None
@@ -172,6 +222,7 @@ class TransformersLearner:
                 with self._autocast():
                     found = self._scored(model, part, kind)[1 if entropy else 0]
                 value_BL[place, : part.ids_BL.shape[1]] = found
+                self._work.add(part, graded=False, share=self._packs)
             return fetched([value_BL])[0]
 
     def snapshot(self, version: int) -> Snapshot:
@@ -182,16 +233,29 @@ class TransformersLearner:
         return Snapshot(version=version, fingerprint=fingerprint(weights), weights=weights)
 
     def export(self, folder: Path, sample: Batch | None = None) -> Mapping[str, float]:
-        if self._lora is None:
-            state = {n: t.detach() for n, t in self.model.state_dict().items()}
-            save_model(self.model, state, self._dtype, self._folder, folder)
-            return {}
-        merged = merged_weights(self.model)
-        save_model(self.model, merged, self._dtype, self._folder, folder)
-        save_adapter(self.model, self._lora, self._name, folder / "adapter")
-        return {} if sample is None else {"save/merge_delta": self._merge_delta(merged, sample)}
+        write, facts = self.export_later(sample)
+        write(folder)
+        return facts
+
+    def export_later(self, sample: Batch | None = None) -> tuple[Later, Mapping[str, float]]:
+        model, dtype, base, lora = self.model, self._dtype, self._folder, self._lora
+        if lora is None:
+            state = host_copies(model.state_dict(), dtype)
+            return lambda folder: save_model(model, state, dtype, base, folder), {}
+        merged = merged_weights(model)
+        state, adapter, name = host_copies(merged, dtype), adapter_copies(model), self._name
+
+        def write(folder: Path) -> None:
+            save_model(model, state, dtype, base, folder)
+            save_adapter_tensors(adapter, model, lora, name, folder / "adapter")
+
+        delta = {} if sample is None else {"save/merge_delta": self._merge_delta(merged, sample)}
+        return write, delta
 
     def save_state(self, folder: Path) -> None:
+        self.save_state_later()(folder)
+
+    def save_state_later(self) -> Later:
         from safetensors.torch import save_file
 
         moments, steps = {}, {}
@@ -202,10 +266,14 @@ class TransformersLearner:
             moments[f"exp_avg.{name}"] = state["exp_avg"]
             moments[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
             steps[name] = float(state["step"])
-        weights = {name: p.detach().contiguous() for name, p in self._trained.items()}
-        save_file(weights, str(folder / WEIGHTS))
-        save_file(moments, str(folder / MOMENTS))
-        (folder / OPTIMIZER).write_text(json.dumps(steps, sort_keys=True))
+        weights, moments = host_copies(self._trained), host_copies(moments)
+
+        def write(folder: Path) -> None:
+            save_file(weights, str(folder / WEIGHTS))
+            save_file(moments, str(folder / MOMENTS))
+            (folder / OPTIMIZER).write_text(json.dumps(steps, sort_keys=True))
+
+        return write
 
     def load_state(self, folder: Path) -> None:
         from safetensors.torch import load_file
@@ -260,6 +328,10 @@ class TransformersLearner:
 
     # what differs where several ranks hold the weights (`sharded.py`)
 
+    def _within_memory(self, run: Callable[[], T]) -> T:
+        """`run()`, in smaller passes if memory runs out; no rank of several can do that alone."""
+        return within_memory(run, self._budget, self._work.note)
+
     _group: Any = None  # ranks that a state in shards is read by
 
     def _loaded(self, dtype: torch.dtype, lora: Lora | None) -> Any:
@@ -279,8 +351,7 @@ class TransformersLearner:
         return self._device if self._device.type == "cuda" else torch.device("cpu")
 
     def _micro_batches(self, batch: Batch, graded_B: np.ndarray) -> Iterator[np.ndarray]:
-        size, budget = self._micro_batch, self._tokens
-        return micro_batches(batch, graded_B, size=size, budget=budget, share=self._packs)
+        return micro_batches(batch, graded_B, self._budget, share=self._packs)
 
     def _scored(
         self, model: Any, part: Batch, entropy_gradient: bool | None

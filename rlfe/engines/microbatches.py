@@ -10,6 +10,7 @@ Shapes: B rows, L tokens, R rows of a pass.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,15 +26,34 @@ def token_budget(device: str) -> int:
     return TOKEN_BUDGET.get(device, OTHER_BUDGET)
 
 
+@dataclass(slots=True)
+class Budget:
+    """What a pass may hold: `rows`, or where they are None `tokens`, padding included."""
+
+    rows: int | None
+    tokens: int
+    halved: bool = False
+
+    def halve(self) -> None:
+        """Half of it from here on; at least one row is always taken."""
+        self.halved = True
+        if self.rows is not None:
+            self.rows = max(1, self.rows // 2)
+        self.tokens = max(1, self.tokens // 2)
+
+    def words(self) -> str:
+        if self.rows is not None:
+            return f"train.micro_batch_rollouts = {self.rows}"
+        return f"compute.token_budget = {self.tokens}"
+
+
 def micro_batches(
-    batch: Batch, graded_B: np.ndarray, *, size: int | None, budget: int, share: bool = False
+    batch: Batch, graded_B: np.ndarray, budget: Budget, *, share: bool = False
 ) -> Iterator[np.ndarray]:
     """Row indices of each forward pass: rows that need a gradient apart, alike rows together.
 
-    Args:
-        size: Rows of a pass; None: as many as the budget takes, at least one.
-        budget: Tokens of a pass, padding included.
-        share: Alike means of one prompt, which counts once; else of one length.
+    `share`: alike means of one prompt, which counts once; else of one length. A row that is longer
+    than the budget is a pass of its own.
     """
     length_B = lengths(batch.mask_BL)
     keys = prompt_keys(batch) if share else [b""] * len(length_B)
@@ -44,12 +64,16 @@ def micro_batches(
         for row in sorted(rows, key=lambda row: (keys[row], sign * length_B[row])):
             longer = [*part, row]
             tokens = pass_tokens(batch, longer, keys if share else None)
-            if part and (len(part) == size or (size is None and tokens > budget)):
+            if part and not _fits(len(longer), tokens, budget):
                 yield np.array(part)
                 longer = [row]
             part = longer
         if part:
             yield np.array(part)
+
+
+def _fits(rows: int, tokens: int, budget: Budget) -> bool:
+    return tokens <= budget.tokens if budget.rows is None else rows <= budget.rows
 
 
 def pass_tokens(batch: Batch, rows: Sequence[int], keys: Sequence[bytes] | None) -> int:
