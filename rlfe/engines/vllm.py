@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rlfe.engines.weights import Lora
 
 RESET_TRIES, RESET_PAUSE_SECONDS = 100, 0.02
+WEIGHTS, CACHE = "weights", "kv_cache"  # vLLM's names of what it puts to sleep
 
 
 class VllmSampler:
@@ -55,7 +56,8 @@ class VllmSampler:
         sequences: Sequences decoded at a time; None: 512, on a CPU vLLM's default.
         tensor_parallel: GPUs that share the weights.
         compilation: `eager`, `graphs` or `full` (`vllm_settings.Settings`).
-        sleep: Give the cache's memory back after each `generate` until the next one.
+        sleep: Give the memory of weights and cache back after each `generate`, until they are
+            needed: the weights first, so that new ones arrive before the cache takes its share.
         float_head: Keep logits in float32 (the weights stay as they are).
         thinking: The chat template's switch; None: not passed.
         lora: LoRA settings; snapshots are then adapters and are served as such.
@@ -108,7 +110,8 @@ class VllmSampler:
         self.tokenizer = HfTokenizer(self._folder, thinking=thinking)
         self.engine_starts = 0
         self._llm: Any = None
-        self._policy_step, self._asleep = step_of(self._folder.name) or 0, False
+        self._policy_step = step_of(self._folder.name) or 0
+        self._asleep: set[str] = set()
         self._adapter: Any = None
         self._adapter_folder: Any = None
 
@@ -125,7 +128,7 @@ class VllmSampler:
         """
         if not isinstance(source, Snapshot):
             return self._load_folder(model_folder(source))
-        self._ready()
+        self._ready(WEIGHTS)
         found = self._take_adapter(source) if self._lora else self._take_weights(source)
         self._policy_step = source.version
         return found
@@ -137,7 +140,7 @@ class VllmSampler:
             RlfeError: vLLM refuses a request, or stopped while sampling.
         """
         assert len({request.id for request in requests}) == len(requests), "ids have to differ"
-        self._ready()
+        self._ready(WEIGHTS, CACHE)
         if self.seeds == "call" and requests:
             seed = derive(0, "call", *(request.sampling.seed for request in requests))
             self._ask("rlfe_seed", seed)
@@ -158,7 +161,7 @@ class VllmSampler:
     def restart(self) -> None:
         """Start a fresh engine on the folder whose weights were loaded last."""
         self._stop()
-        self._ready()
+        self._start()
 
     def verify_reload(self, requests: Sequence[Request]) -> tuple[str, ...]:
         """Ids of requests whose greedy tokens differ from those of a fresh engine.
@@ -177,12 +180,12 @@ class VllmSampler:
 
     def float_head(self, on: bool) -> None:
         """Keep logits in float32, or round them as vLLM does by default; for the loaded engine."""
-        self._ready(awake=False)
+        self._ready()
         self._ask("rlfe_float_head", on)
 
     def free_bytes(self) -> int:
         """Free memory of the engine's GPU; 0 on a CPU."""
-        self._ready(awake=False)
+        self._ready()
         return int(self._ask("rlfe_free_bytes")[0])
 
     def close(self) -> None:
@@ -199,7 +202,7 @@ class VllmSampler:
             self._stop()
         self._folder, self._policy_step = folder, step_of(folder.name) or 0
         self.tokenizer = HfTokenizer(folder, thinking=self._thinking)
-        self._ready()
+        self._ready(WEIGHTS)
         if in_place:
             return self._verified("rlfe_load_folder", str(folder))
         if self._settings.tensor_parallel > 1 or self._lora is not None:
@@ -220,6 +223,7 @@ class VllmSampler:
         """
         try:
             answers = self._ask(method, *arguments)
+            self._wake(CACHE)
             reset = self._reset_prefix_cache()
         except Exception as error:
             self._stop()
@@ -258,6 +262,7 @@ class VllmSampler:
         self._adapter = LoRARequest(f"version-{number}", number, str(folder))
         if not self._llm.llm_engine.add_lora(self._adapter):
             raise RlfeError("vLLM did not take the LoRA adapter")
+        self._wake(CACHE)
         if not self._reset_prefix_cache():
             raise RlfeError("vLLM did not reset its prefix cache after a new adapter")
         return str(self._ask("rlfe_check_adapter", str(file))[0]["fingerprint"])
@@ -308,17 +313,23 @@ class VllmSampler:
 
     # the engine
 
-    def _ready(self, *, awake: bool = True) -> None:
+    def _ready(self, *awake: str) -> None:
+        """Start the engine if there is none; wake what is needed of it."""
         if self._llm is None:
             self._start()
-        if awake and self._asleep:
-            self._llm.wake_up()
-            self._asleep = False
+        self._wake(*awake)
+
+    def _wake(self, *parts: str) -> None:
+        wanted = [part for part in parts if part in self._asleep]
+        if wanted:
+            self._llm.wake_up(tags=wanted)
+            self._asleep.difference_update(wanted)
 
     def _sleep(self) -> None:
+        """Level 1 keeps the weights in host memory: `generate` may come again without a load."""
         if self._settings.sleep and self._llm is not None and not self._asleep:
             self._llm.sleep(level=1)
-            self._asleep = True
+            self._asleep = {WEIGHTS, CACHE}
 
     def _start(self) -> None:
         context = (read_json(self._folder / "config.json") or {}).get("max_position_embeddings")
@@ -342,7 +353,7 @@ class VllmSampler:
     def _stop(self) -> None:
         if self._llm is None:
             return
-        engine, self._llm, self._asleep = self._llm.llm_engine, None, False
+        engine, self._llm, self._asleep = self._llm.llm_engine, None, set()
         engine.engine_core.shutdown()
         del engine
         gc.collect()
