@@ -216,15 +216,20 @@ def test_a_full_disk_while_the_state_is_saved_keeps_the_earlier_one(
 ) -> None:
     a_run(tiny_model, tmp_path / "whole", REPLAY)
     job = a_job(tiny_model, tmp_path / "cut", {**REPLAY, "save.state_every": None})
-    save = job.learner.save_state
+    later = job.learner.save_state_later
 
-    def no_room(folder: Path) -> None:
-        if (tmp_path / "cut" / "state").exists():
-            (folder / "weights.safetensors").write_bytes(b"half")
-            raise OSError(28, "No space left on device")
-        save(folder)
+    def short_of_room() -> Any:
+        save = later()
 
-    monkeypatch.setattr(job.learner, "save_state", no_room)
+        def no_room(folder: Path) -> None:
+            if (tmp_path / "cut" / "state").exists():
+                (folder / "weights.safetensors").write_bytes(b"half")
+                raise OSError(28, "No space left on device")
+            save(folder)
+
+        return no_room
+
+    monkeypatch.setattr(job.learner, "save_state_later", short_of_room)
     with pytest.raises(RlfeError, match=r"disk full while writing .*state"):
         train(job)
     a_run(tiny_model, tmp_path / "cut", REPLAY, resume=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlfe.engines.base import LossFunction, Pass, Snapshot, Source
+from rlfe.engines.base import Later, LossFunction, Pass, Snapshot, Source
 from rlfe.errors import RlfeError
 from rlfe.types import Batch, Completion, Finish, Prompt, Request
 
@@ -124,8 +124,19 @@ class FakeLearner:
         (folder / "model.safetensors").write_bytes(_one_tensor(float(self.updates)))
         return {}
 
+    def export_later(self, sample: Batch | None = None) -> tuple[Later, Mapping[str, float]]:
+        return self._as_it_is().export, {}
+
     def save_state(self, folder: Path) -> None:
         (folder / "fake.json").write_text(json.dumps({"updates": self.updates}))
+
+    def save_state_later(self) -> Later:
+        return self._as_it_is().save_state
+
+    def _as_it_is(self) -> FakeLearner:
+        still = FakeLearner()
+        still.updates = self.updates
+        return still
 
     def load_state(self, folder: Path) -> None:
         if not (folder / "fake.json").is_file():

@@ -149,6 +149,19 @@ def cast_once(state: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str
     return {name: cast.get((t.data_ptr(), t.shape), t) for name, t in state.items()}
 
 
+def host_copies(
+    state: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
+    """Copies in the CPU's memory, cast if a dtype is given; tied tensors stay one tensor."""
+    copies: dict[tuple[int, torch.Size], torch.Tensor] = {}
+    for tensor in state.values():
+        kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        place = (tensor.data_ptr(), tensor.shape)
+        if place not in copies:
+            copies[place] = tensor.detach().to("cpu", kind, copy=True).contiguous()
+    return {name: copies[t.data_ptr(), t.shape] for name, t in state.items()}
+
+
 def _config(base: Path, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
     """The base's config.json with the stored dtype; a cache is always used for generation."""
     saved = read_json(folder / "config.json") or {}
@@ -166,6 +179,22 @@ def _config(base: Path, folder: Path, dtype: torch.dtype) -> dict[str, Any]:
 
 def save_adapter(model: Any, lora: Lora, base_name: str, folder: Path) -> None:
     """Write adapter/{adapter_config.json, adapter_model.safetensors}, loadable by peft."""
+    save_adapter_tensors(adapter_copies(model), model, lora, base_name, folder)
+
+
+def adapter_copies(model: Any) -> dict[str, torch.Tensor]:
+    """Copies of the LoRA weights under peft's names."""
+    own = {name: p for name, p in model.named_parameters() if is_lora(name)}
+    return {
+        f"base_model.model.{name}".replace(f".{ADAPTER}.", "."): tensor
+        for name, tensor in host_copies(own).items()
+    }
+
+
+def save_adapter_tensors(
+    tensors: Mapping[str, torch.Tensor], model: Any, lora: Lora, base_name: str, folder: Path
+) -> None:
+    """`save_adapter` for copies that were made before; of the model only names are read."""
     from peft import LoraConfig
     from safetensors.torch import save_file
 
@@ -179,12 +208,7 @@ def save_adapter(model: Any, lora: Lora, base_name: str, folder: Path) -> None:
     )
     folder.mkdir()
     config.save_pretrained(str(folder))
-    tensors = {
-        f"base_model.model.{name}".replace(f".{ADAPTER}.", "."): parameter.detach().contiguous()
-        for name, parameter in model.named_parameters()
-        if is_lora(name)
-    }
-    save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    save_file(dict(tensors), str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
 
 
 def _targets(model: Any, lora: Lora) -> str | list[str]:

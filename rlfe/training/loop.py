@@ -28,6 +28,7 @@ from rlfe.training.selection import Selection, select, selection_metrics
 from rlfe.training.stops import Stop
 from rlfe.training.tracking import Trackers
 from rlfe.training.update import Updates, freshness_limits, update, update_metrics
+from rlfe.training.writing import Writer
 from rlfe.types import Group
 
 CHECKED_ROLLOUTS = 2  # rollouts of the regular check against a stored snapshot
@@ -56,11 +57,14 @@ def train(job: Job) -> Ending:
         if now.step >= job.recipe.train.steps:
             return Ending(status="nothing_left", step=now.step)
         account.record_start(job, now.step)
-        with closing(open_trackers(job, now.step)) as trackers:
-            return steps(job, now, trackers)
+        with (
+            closing(open_trackers(job, now.step)) as trackers,
+            closing(Writer(job.log)) as writer,
+        ):
+            return steps(job, now, trackers, writer)
 
 
-def steps(job: Job, now: state.Progress, trackers: Trackers) -> Ending:
+def steps(job: Job, now: state.Progress, trackers: Trackers, writer: Writer) -> Ending:
     """The loop over training steps."""
     total = job.recipe.train.steps
     job.log(f"training from step {now.step + 1} to {total}")
@@ -68,6 +72,7 @@ def steps(job: Job, now: state.Progress, trackers: Trackers) -> Ending:
     first = validation.due(job, held_out, 0) if now.step == 0 else {}
     warn_flat(job, first)
     for step in range(now.step, total):
+        writer.check()
         clock = Clock()
         job.within(f"step {step + 1}: handing the weights over")
         with clock.phase("sync"):
@@ -98,15 +103,15 @@ def steps(job: Job, now: state.Progress, trackers: Trackers) -> Ending:
         with clock.phase("save"):
             write_rollouts(job, step, groups, chosen.advantages_by_slot())
             if saving.keeps_checkpoint(job, now.step) or stop is not None:
-                metrics |= saving.save_checkpoint(job, now.step, chosen)
+                metrics |= saving.save_checkpoint(job, writer, now.step, chosen)
                 trackers.samples(sample_rows(chosen, step, job.data.texts()), step=now.step)
         record(job, trackers, step, metrics, clock)
         if ends or saving.saves_state(job, now.step):
-            saving.save_state(job, now)
-            saving.drop_expired(job, now.step)
+            saving.save_state(job, writer, now)
         warn(job, now, step, metrics)
         if stop is not None or (ends and now.step < total):
             break
+    writer.wait()
     return ended(job, now.step, stop)
 
 

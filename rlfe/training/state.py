@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from rlfe.config import dump, flat
+from rlfe.engines.base import Copying, Later
 from rlfe.errors import RequestError, RlfeError
 from rlfe.records import canonical_json, cut_after, plain
 from rlfe.rundir import FREE_KEYS, provenance, write_text
@@ -73,29 +74,22 @@ def replay_settings(recipe: Recipe) -> ReplaySettings:
 
 def save(job: Job, progress: Progress) -> None:
     """Replace `state/` as a whole; the earlier one stays until the new one is complete."""
+    write = _captured(job, progress, job.learner.save_state)
     with new_folder_of_all(job.ranks, job.run.state) as folder:
-        if job.ranks.first:
-            (folder / LEARNER).mkdir()
-            (folder / SNAPSHOTS).mkdir()
-        job.ranks.meet()
-        job.learner.save_state(folder / LEARNER)
-        job.ranks.meet()
-        older = [s for s in progress.queue.held() if s.version < progress.step]
-        needed = [s for s in older if s.version >= progress.step - job.recipe.lag.steps]
-        for snapshot in needed:
-            job.learner.save_snapshot(snapshot, folder / SNAPSHOTS / str(snapshot.version))
-        if job.ranks.first:
-            snapshots = {str(s.version): s.fingerprint for s in needed}
-            _write_facts(job, progress, folder, snapshots)
+        write(folder)
 
 
-def _write_facts(job: Job, progress: Progress, folder: Path, snapshots: Mapping[str, str]) -> None:
-    """All but the weights, and last what says that the rest is there."""
-    entries: Any = None
-    if progress.buffer is not None:
-        entries, arrays = progress.buffer.state_dict()
-        np.savez(folder / BUFFER, allow_pickle=False, **arrays)
-    facts = {
+def save_later(job: Job, progress: Progress, learner: Copying) -> Later:
+    """What `save` would write now, from copies: later steps change nothing of it."""
+    return _captured(job, progress, learner.save_state_later())
+
+
+def _captured(job: Job, progress: Progress, save_learner: Later) -> Later:
+    """Writes a state; of `progress` nothing is read later, and snapshots never change."""
+    older = [s for s in progress.queue.held() if s.version < progress.step]
+    needed = [s for s in older if s.version >= progress.step - job.recipe.lag.steps]
+    entries, arrays = (None, {}) if progress.buffer is None else progress.buffer.state_dict()
+    facts: dict[str, Any] = {
         "schema": SCHEMA,
         "step": progress.step,
         "config": plain(flat(job.recipe)),
@@ -106,11 +100,26 @@ def _write_facts(job: Job, progress: Progress, folder: Path, snapshots: Mapping[
         "fingerprint": progress.fingerprint,
         "updated": progress.updated,
         "stops": progress.stops.state(),
-        "snapshots": snapshots,
+        "snapshots": {str(s.version): s.fingerprint for s in needed},
         "replay": entries,
     }
-    facts["files"] = _sizes(folder)
-    write_text(folder / FACTS, canonical_json(facts) + "\n")
+
+    def write(folder: Path) -> None:
+        if job.ranks.first:
+            (folder / LEARNER).mkdir()
+            (folder / SNAPSHOTS).mkdir()
+        job.ranks.meet()
+        save_learner(folder / LEARNER)
+        job.ranks.meet()
+        for snapshot in needed:
+            job.learner.save_snapshot(snapshot, folder / SNAPSHOTS / str(snapshot.version))
+        if job.ranks.first:
+            if entries is not None:
+                np.savez(folder / BUFFER, allow_pickle=False, **arrays)
+            text = canonical_json({**facts, "files": _sizes(folder)})
+            write_text(folder / FACTS, text + "\n")
+
+    return write
 
 
 def resumed(job: Job) -> Progress:
