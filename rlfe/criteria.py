@@ -1,24 +1,26 @@
-"""Criteria declared before the runs: reading `[[criterion]]` tables and refusing impossible ones.
+"""Criteria and comparisons declared before the runs: reading them and refusing impossible ones.
 
-They stand in a `report.toml`; every field is described in docs/statistics.md 8. A criterion whose
-validated and refuted conditions could hold together is refused, so that exactly one verdict fits
-every outcome. Not here: reading runs (`evidence.py`), deciding (`verdicts.py`).
+A recipe declares them in `[[study.criteria]]` and `[[study.comparisons]]`, a file of its own in
+`[[criterion]]` and `[[comparison]]`; every field is described in docs/statistics.md 8. A criterion
+whose validated and refuted conditions could hold together is refused, so that exactly one verdict
+fits every outcome. A run's record keeps what was declared with its hash (`record`), so a report
+can say what was changed afterwards. Not here: reading runs, deciding (`rlfe.eval`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlfe.errors import NotFoundError, RequestError
 from rlfe.records import canonical_json
 from rlfe.schema import Recipe
+from rlfe.toml import read_toml
 
 GUARDS = (
     "all_runs_finished",
@@ -29,7 +31,6 @@ GUARDS = (
     "control_above_zero",
 )
 CONTROL_FLOOR = 1e-6
-ENDING = ".criteria.toml"
 
 
 class Part(BaseModel):
@@ -88,43 +89,115 @@ class Criterion(Part):
 
     def digest(self) -> str:
         """Hash of what was declared; a changed criterion has another one."""
-        return hashlib.sha256(canonical_json(self.model_dump()).encode()).hexdigest()[:16]
+        return digest(self)
+
+
+class Comparison(Part):
+    """A question that states no success criterion: two arms side by side, no verdict.
+
+    `readouts` are keys of the step log or `eval/<task>/pass@<k>`. `each`: a recipe key whose values
+    are compared apart. `axes`: what curves of the step log are drawn over.
+    """
+
+    name: str
+    readouts: tuple[str, ...] = Field(min_length=1)
+    treatment: dict[str, Any]
+    control: dict[str, Any]
+    each: str | None = None
+    axes: tuple[Literal["step", "updates", "tokens"], ...] = ("step",)
+
+    def digest(self) -> str:
+        """Hash of what was declared."""
+        return digest(self)
+
+
+Declared = Criterion | Comparison
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def digest(declared: BaseModel) -> str:
+    """Sixteen hex digits of everything in it, defaults included."""
+    return hashlib.sha256(canonical_json(declared.model_dump()).encode()).hexdigest()[:16]
 
 
 def shipped_criteria() -> list[str]:
-    """Names of the packaged criteria files."""
-    names = [entry.name for entry in (resources.files("rlfe") / "data").iterdir()]
-    return sorted(name.removesuffix(ENDING) for name in names if name.endswith(ENDING))
+    """Names of the shipped recipes that declare something."""
+    folder = resources.files("rlfe") / "recipes"
+    texts = {entry.name: entry.read_text(encoding="utf-8") for entry in folder.iterdir()}
+    return sorted(
+        name.removesuffix(".toml")
+        for name, text in texts.items()
+        if "[[study.criteria]]" in text or "[[study.comparisons]]" in text
+    )
 
 
-def read_criteria(path: Path) -> list[Criterion]:
-    """The criteria of a TOML file, or of a packaged one by its name.
+def read_declared(path: Path) -> list[Declared]:
+    """What a TOML file declares, or a shipped recipe by its name.
 
     Raises:
         NotFoundError: There is no such file.
         RequestError: No TOML, an unknown field or guard, or conditions that contradict.
     """
     names = shipped_criteria()
-    source = resources.files("rlfe") / "data" / f"{path}{ENDING}" if str(path) in names else path
+    recipe = resources.files("rlfe") / "recipes" / f"{path}.toml"
+    source = recipe if str(path) in names else path
     try:
-        table = tomllib.loads(source.read_text(encoding="utf-8"))
+        text = source.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise NotFoundError(
-            f"{path} does not exist", hint=f"Packaged criteria: {', '.join(names)}."
+            f"{path} does not exist", hint=f"Recipes that declare: {', '.join(names)}."
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is no TOML: {error}") from None
-    return [parse_criterion(entry, str(path)) for entry in table.get("criterion", [])]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from None
+    table = read_toml(text, str(path))
+    study = table.get("study", {})
+    criteria = table.get("criterion", study.get("criteria", []))
+    comparisons = table.get("comparison", study.get("comparisons", []))
+    found: list[Declared] = [
+        *(parse_criterion(entry, str(path)) for entry in criteria),
+        *(parse_comparison(entry, str(path)) for entry in comparisons),
+    ]
+    if not found:
+        raise RequestError(
+            f"{path} declares nothing", hint="Write [[criterion]] or [[comparison]] tables."
+        )
+    return found
 
 
-def parse_criterion(entry: Mapping[str, Any], origin: str = "criterion") -> Criterion:
-    """One table as a checked criterion; RequestError names field and value."""
+def declared_by(recipe: Recipe, origin: str = "study") -> list[Declared]:
+    """What a recipe declares, checked.
+
+    Raises:
+        RequestError: An unknown field or guard, or conditions that contradict.
+    """
+    return [
+        *(parse_criterion(entry, origin) for entry in recipe.study.criteria),
+        *(parse_comparison(entry, origin) for entry in recipe.study.comparisons),
+    ]
+
+
+def record(recipe: Recipe) -> dict[str, str]:
+    """Name -> hash of what a recipe declares: what a run's record keeps from its first step on."""
+    return {entry.name: entry.digest() for entry in declared_by(recipe)}
+
+
+def parse_comparison(entry: Mapping[str, Any], origin: str = "comparison") -> Comparison:
+    """One table as a checked comparison; RequestError names field and value."""
+    return _parsed(Comparison, entry, origin)
+
+
+def _parsed(kind: type[Kind], entry: Mapping[str, Any], origin: str) -> Kind:
     try:
-        criterion = Criterion.model_validate(entry)
+        return kind.model_validate(entry)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise RequestError(f"{origin}: {place}: {first['msg']} (got {first['input']!r})") from None
+
+
+def parse_criterion(entry: Mapping[str, Any], origin: str = "criterion") -> Criterion:
+    """One table as a checked criterion; RequestError names field and value."""
+    criterion = _parsed(Criterion, entry, origin)
     for guard in criterion.guards:
         if guard not in GUARDS:
             raise RequestError(

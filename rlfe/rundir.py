@@ -208,10 +208,12 @@ class RunDir:
         self, folder: Path, recipe: Recipe, origins: Mapping[str, str], hashes: Mapping[str, str]
     ) -> None:
         from rlfe.config import dump  # config imports no run folder; this is the one way back
+        from rlfe.criteria import record
 
         facts = {
             **provenance(hashes),
             "assumptions": list(recipe.study.assumptions),
+            "declared": record(recipe),
             "origins": {k: v for k, v in origins.items() if v != "default"},
         }
         write_text(folder / "config.toml", dump(recipe))

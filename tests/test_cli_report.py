@@ -61,7 +61,7 @@ def test_wrong_requests_exit_with_their_codes(runs: list[str], tmp_path: Path) -
     none = rlfe()
     assert none.exit_code == 2
     criteria = rlfe(*runs, "-o", str(tmp_path / "r"), "--criteria", "nope")
-    assert (criteria.exit_code, "Packaged criteria: lag-staleness" in criteria.stderr) == (5, True)
+    assert (criteria.exit_code, "Recipes that declare: " in criteria.stderr) == (5, True)
     assert not (tmp_path / "r").exists()
 
 

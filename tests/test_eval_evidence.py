@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlfe.config import dump, load
-from rlfe.eval.criteria import parse_criterion
+from rlfe.criteria import parse_criterion
 from rlfe.eval.evidence import Evidence, verdict_entry
 from rlfe.eval.report.gather import read_groups, read_runs
 from rlfe.eval.tables import parquet_bytes

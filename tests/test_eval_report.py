@@ -278,6 +278,7 @@ def test_the_command_needs_no_torch(experiment: Path, tmp_path: Path) -> None:
 
 def test_an_empty_payload_still_makes_a_page() -> None:
     names = ("runs", "groups", "paths", "matched", "front", "limits", "stability", "notes",
-             "answer", "training", "settings", "leaks", "verdicts")  # fmt: skip
-    text = page({**{name: [] for name in names}, "samples": {}}, "Nothing")
+             "answer", "training", "settings", "leaks", "verdicts", "comparisons")  # fmt: skip
+    kl: dict[str, list[object]] = {"points": [], "fits": []}
+    text = page({**{name: [] for name in names}, "samples": {}, "kl": kl}, "Nothing")
     assert "<h1>Nothing</h1>" in text

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlfe.criteria import Criterion, arm_keys, parse_criterion, read_declared
 from rlfe.errors import NotFoundError, RequestError
-from rlfe.eval.criteria import Criterion, arm_keys, parse_criterion, read_criteria
 from rlfe.eval.verdicts import Guard, Verdict, decide
 
 TEXT = """
@@ -162,16 +162,16 @@ def test_a_criterion_that_cannot_work_is_refused(changes: dict[str, Any], says: 
 def test_a_file_of_criteria_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
     path = tmp_path / "report.toml"
     path.write_text("[[criterion]]\n" + TEXT.replace("[[support]]", "[[criterion.support]]"))
-    assert read_criteria(path) == [STUDY]
+    assert read_declared(path) == [STUDY]
     path.write_text("[[criterion")
-    with pytest.raises(RequestError, match="is no TOML"):
-        read_criteria(path)
+    with pytest.raises(RequestError, match="not TOML"):
+        read_declared(path)
     with pytest.raises(NotFoundError):
-        read_criteria(tmp_path / "absent.toml")
+        read_declared(tmp_path / "absent.toml")
 
 
 def test_the_criterion_of_study_3_ships_as_the_document_prints_it() -> None:
-    (shipped,) = read_criteria(Path("lag-staleness"))
+    (shipped,) = read_declared(Path("lag-staleness"))
     text = (Path(__file__).parents[1] / "docs" / "statistics.md").read_text()
     printed = tomllib.loads(text.split("```toml\n")[1].split("```")[0])["criterion"]
     assert [shipped] == [parse_criterion(entry) for entry in printed]

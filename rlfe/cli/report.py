@@ -33,7 +33,8 @@ SCHEMA = "rlfe.report/1"
 @pages.option("What", "--title", default="What was learned, what was forgotten", help="Heading.")
 @pages.option(
     "What", "--criteria", type=click.Path(path_type=Path), metavar="NAME|FILE",
-    help="TOML file with [[criterion]] tables, or a packaged one; prints their verdicts.",
+    help="TOML file with [[criterion]] or [[comparison]] tables, or a recipe that declares some; "
+    "default: what the runs themselves declare.",
 )  # fmt: skip
 @pages.option(
     "What", "--runs-dir", type=click.Path(path_type=Path), metavar="DIRECTORY",
@@ -58,13 +59,14 @@ def command(
     as_json: bool,
 ) -> None:
     """Tables, plots and statistics of evaluated runs, as one self-contained page."""
+    from rlfe.eval.report.declared import of_runs
     from rlfe.eval.report.gather import read_runs
     from rlfe.eval.report.write import build, read_clusters, write
 
     chosen = read_runs([path for path in runs if not path.name.startswith(("_", "."))])
-    verdicts = _verdicts(criteria, chosen, runs_dir)
+    declared = of_runs(chosen, criteria)
     analysis, payload = build(
-        chosen, runs_dir, verdicts, read_clusters(clusters) if clusters else None
+        chosen, runs_dir, declared, read_clusters(clusters) if clusters else None
     )
     files = write(folder, title, analysis, payload)
     if as_json:
@@ -73,20 +75,45 @@ def command(
         return
     for sentence in payload["answer"]:
         output.result(sentence)
-    for verdict in verdicts:
-        output.result(f"{verdict['name']}: {verdict['verdict'].upper()} ({verdict['sentence']})")
+    for line in _declared_lines(payload):
+        output.result(line)
     for note in payload["notes"]:
         output.note(note)
     output.hint(f"Next: open {files[0]}")
 
 
-def _verdicts(criteria: Path | None, runs: Any, runs_dir: Path | None) -> list[dict[str, Any]]:
-    if criteria is None:
-        return []
-    from rlfe.eval.criteria import read_criteria
-    from rlfe.eval.evidence import verdict_entry
+def _declared_lines(payload: dict[str, Any]) -> list[str]:
+    """Verdicts, then every row of the declared comparisons, each with where it was declared."""
+    lines = []
+    for verdict in payload["verdicts"]:
+        text = f"{verdict['name']}: {verdict['verdict'].upper()} ({verdict['sentence']})"
+        lines.append(f"{text} [{verdict['recorded']}]")
+    for entry in payload["comparisons"]:
+        lines.append(f"{entry['name']} [{entry['recorded']}]: {'; '.join(entry['notes']) or 'ok'}")
+        for row in entry["scores"]:
+            at = f" at {entry['each']} = {row['each']}" if entry["each"] else ""
+            lines.append(
+                f"  {row['readout']}{at}, step {row['step']}: {_points(row)}, Holm p "
+                f"{row['holm']:.3g} of {row['family']}, {100 * row['detectable']:.1f} detectable"
+            )
+        for row in entry["steps"]:
+            lines.append(
+                f"  {row['readout']}, {row['a']} - {row['b']}: {row['mean']:+.4f} on the mean of "
+                f"{row['steps']} steps; updates {row['updates_a']} and {row['updates_b']}, tokens "
+                f"{row['tokens_a']} and {row['tokens_b']}"
+            )
+    for fit in payload["kl"]["fits"]:
+        r2 = "-" if fit["r2"] is None else f"{fit['r2']:.3f}"
+        lines.append(
+            f"{fit['model']}: forgetting ~ {fit['a']:.4g} KL + {fit['b']:.4g} KL^2 over "
+            f"{fit['points']} checkpoints, R^2 {r2}"
+        )
+    return lines
 
-    return [verdict_entry(criterion, runs, runs_dir) for criterion in read_criteria(criteria)]
+
+def _points(row: dict[str, Any]) -> str:
+    effect, low, high = (100 * row[name] for name in ("effect", "low", "high"))
+    return f"{effect:+.1f} points [{low:.1f}, {high:.1f}]"
 
 
 def _facts(payload: dict[str, Any], files: list[Path]) -> dict[str, Any]:
@@ -98,4 +125,6 @@ def _facts(payload: dict[str, Any], files: list[Path]) -> dict[str, Any]:
         "matched": payload["matched"],
         "limits": payload["limits"],
         "verdicts": payload["verdicts"],
+        "comparisons": payload["comparisons"],
+        "kl": payload["kl"],
     }

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlfe.config import flat
-from rlfe.eval.criteria import CONTROL_FLOOR, Criterion, Support, Window, arm_keys
+from rlfe.criteria import CONTROL_FLOOR, Criterion, Support, Window, arm_keys
 from rlfe.eval.paired import DETECTABLE
 from rlfe.eval.passk import pass_at_all_k
 from rlfe.eval.report.gather import Group, Run, read_groups

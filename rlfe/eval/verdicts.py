@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rlfe.eval.criteria import Criterion
+from rlfe.criteria import Criterion
 
 DIGITS = 12
 

@@ -172,6 +172,39 @@ function showPaths() {
   $("path-tables").replaceChildren(table(["run", "last step", "gain", "forgetting", "worst forgetting (biased up by noise)", "area of forgetting", "steps on the front"], rows),
     ...(D.matched.length ? [make("h3", {}, "Forgetting at the largest gain that all arms reach"), table(["run", "gain", "forgetting"], D.matched.map((m) => [m.cell, points(m.gain), m.forgetting === null ? "-" : points(m.forgetting)]))] : []));
 }
+const between = (v, lo, hi, digits) => v.toFixed(digits) + (lo === null || lo === undefined ? "" : ` [${lo.toFixed(digits)}, ${hi.toFixed(digits)}]`);
+function showDistance() {
+  const rows = D.kl.points;
+  if (!rows.length) { $("kl").replaceChildren(make("p", { class: "soft" }, "was not measured")); return; }
+  const figures = [...new Set(rows.map((r) => `${r.model}|${r.measure}|${r.settings}`))].map((key) => {
+    const here = rows.filter((r) => `${r.model}|${r.measure}|${r.settings}` === key && r.forgetting !== null);
+    if (!here.length) return null;
+    const { model, measure, settings } = here[0];
+    const lines = [...new Set(here.map((r) => r.cell))].map((cell) => ({ colour: colour(RUN[cell].arm), dots: true, title: cell,
+      points: here.filter((r) => r.cell === cell).sort((a, b) => a.step - b.step).map((r) => [r.per_sequence, 100 * r.forgetting, null, null, `${cell} step ${r.step}: ${measure} ${r.per_sequence.toFixed(3)}, forgetting ${points(r.forgetting)}`]) }));
+    const fit = D.kl.fits.find((f) => f.model === model && f.settings === settings && measure === "KL to base");
+    if (fit) { const end = Math.max(...here.map((r) => r.per_sequence)); lines.push({ colour: "var(--base)", dash: true, title: "fit", points: Array.from({ length: 41 }, (_, i) => end * i / 40).map((x) => [x, 100 * (fit.a * x + fit.b * x * x)]) }); }
+    const said = fit ? `: F = ${fit.a.toPrecision(3)} KL ${fit.b < 0 ? "-" : "+"} ${Math.abs(fit.b).toPrecision(3)} KL\u00b2, R\u00b2 = ${fit.r2 === null ? "-" : fit.r2.toFixed(3)}, ${fit.points} checkpoints` : "";
+    return chart({ caption: `${model}${said}`, lines, xName: `${measure}, nats per sequence`, yName: "forgetting, points", zero: true });
+  }).filter(Boolean);
+  $("kl").replaceChildren(...figures);
+  $("kl-table").replaceChildren(table(["run", "step", "measure", "per sequence", "per token", "prompts", "forgetting"], rows.map((r) => [r.cell, r.step, r.measure,
+    between(r.per_sequence, r.low, r.high, 3), between(r.per_token, r.token_low, r.token_high, 5), r.prompts, r.forgetting === null ? "-" : points(r.forgetting)])));
+}
+function showComparisons() {
+  const axes = { step: "step", updates: "optimiser steps", tokens: "tokens sampled" };
+  const made = D.comparisons.flatMap((c) => [
+    make("h3", {}, c.name, " ", make("span", { class: "verdict" }, c.recorded)),
+    ...c.notes.map((n) => make("p", { class: "soft" }, n)),
+    ...(c.scores.length ? [table(["readout", c.each || "pair", "step", "difference, points (95 %)", "p", "Holm", "would have been seen", "arms"],
+      c.scores.map((s) => [s.readout, s.each || "-", s.step, between(100 * s.effect, 100 * s.low, 100 * s.high, 1), s.p.toFixed(4), `${s.holm.toFixed(4)} of ${s.family}`, points(s.detectable), `${s.a} - ${s.b}`]))] : []),
+    ...(c.curves.length ? [make("div", { class: "grid" }, ...c.curves.map((g) => chart({ caption: `${g.readout} over ${axes[g.axis]}`, xName: axes[g.axis], yName: "",
+      lines: g.lines.map((l) => ({ points: l.points, colour: colour(RUN[l.run].arm), width: 1.2, title: l.run })) })))] : []),
+    ...(c.steps.length ? [table(["readout", "arms", "steps", "mean difference", "sd over steps", "first arm above", "updates", "tokens"],
+      c.steps.map((s) => [s.readout, `${s.a} - ${s.b}`, s.steps, s.mean.toFixed(4), s.sd === null ? "-" : s.sd.toFixed(4), `${s.a_above} of ${s.steps}`, `${s.updates_a} and ${s.updates_b}`, `${s.tokens_a} and ${s.tokens_b}`]))] : []),
+  ]);
+  $("comparisons").replaceChildren(...(made.length ? made : [make("p", { class: "soft" }, "none was declared")]));
+}
 const points = (x) => (100 * x).toFixed(1);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const mix = (a, b, t) => { const h = (c) => [1, 3, 5].map((i) => parseInt(c.slice(i, i + 2), 16)); const [x, y] = [h(a), h(b)]; return `rgb(${x.map((v, i) => Math.round(v + (y[i] - v) * t)).join(",")})`; };
@@ -222,7 +255,7 @@ function showOnce() {
   const legend = ARMS.map((arm) => { const i = make("i"); i.style.borderColor = colour(arm); return make("span", {}, i, arm); });
   const dash = make("i", { class: "dash" }); dash.style.borderColor = "var(--base)";
   $("legend").replaceChildren(...legend, make("span", {}, dash, "base model"));
-  const verdicts = D.verdicts.flatMap((v) => [make("h3", {}, v.name, " ", make("span", { class: "verdict" }, v.verdict)), make("p", {}, v.sentence), table(["quantity", "value"], v.quantities), ...(v.guards.length ? [table(["guard", "holds", ""], v.guards)] : []), ...v.extra.map((t) => make("p", { class: "soft" }, t))]);
+  const verdicts = D.verdicts.flatMap((v) => [make("h3", {}, v.name, " ", make("span", { class: "verdict" }, v.verdict), " ", make("span", { class: "soft" }, v.recorded)), make("p", {}, v.sentence), table(["quantity", "value"], v.quantities), ...(v.guards.length ? [table(["guard", "holds", ""], v.guards)] : []), ...v.extra.map((t) => make("p", { class: "soft" }, t))]);
   $("verdicts").replaceChildren(...(verdicts.length ? verdicts : [make("p", { class: "soft" }, "none was declared")]));
   const leaks = D.leaks.flatMap((l) => [make("p", {}, l.text), ...(l.rows.length ? [table(["training problem", "evaluation problem", "likeness", "why"], l.rows)] : [])]);
   $("leaks").replaceChildren(...(leaks.length ? leaks : [make("p", { class: "soft" }, "nothing to compare")]));
@@ -257,5 +290,5 @@ function listen() {
   $("theme").addEventListener("click", () => { theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); });
 }
 function theme(name) { document.documentElement.dataset.theme = name; if (D.groups.length) showHeat(); }
-showOnce(); listen(); showGroup(); showPaths(); showTraining();
+showOnce(); listen(); showGroup(); showPaths(); showDistance(); showComparisons(); showTraining();
 theme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlfe.criteria import Criterion, Declared
 from rlfe.errors import NotFoundError, RequestError
 from rlfe.eval import leaks, merge
+from rlfe.eval.evidence import verdict_entry
 from rlfe.eval.plots import plotted_ks, write_plot
 from rlfe.eval.report import page
 from rlfe.eval.report.analysis import Analysis
+from rlfe.eval.report.declared import entries, recorded
+from rlfe.eval.report.distance import distance_payload
 from rlfe.eval.report.figures import write_figures
 from rlfe.eval.report.gather import Run, read_groups
 from rlfe.eval.report.samples import shown_samples
@@ -24,10 +28,10 @@ from rlfe.rundir import write_bytes, write_text
 def build(
     runs: Sequence[Run],
     runs_dir: Path | None = None,
-    verdicts: Sequence[Mapping[str, Any]] = (),
+    declared: Sequence[Declared] = (),
     clusters: Mapping[str, str] | None = None,
 ) -> tuple[Analysis, dict[str, Any]]:
-    """Analysis and page payload of these runs.
+    """Analysis and page payload of these runs. `declared`: what gets a verdict or is compared.
 
     Raises:
         RequestError: Nothing of them was evaluated and none has a training record.
@@ -46,7 +50,13 @@ def build(
         "training": page.training_curves(runs),
         "settings": page.settings_texts(runs, payload["groups"]),
         "leaks": leak_check(runs, payload["groups"]),
-        "verdicts": list(verdicts),
+        "verdicts": [
+            {**verdict_entry(entry, runs, runs_dir), "recorded": recorded(entry, runs)}
+            for entry in declared
+            if isinstance(entry, Criterion)
+        ],
+        "comparisons": entries(declared, runs, analysis),
+        "kl": distance_payload(runs, payload["paths"]),
     }
     return analysis, payload
 
