@@ -16,6 +16,8 @@ class Part:
     """One process of a program: what it is asked, and what decides.
 
     `check(i, encoded)` says whether answer i is right; it runs in this process.
+    `right_records[i]`, if it is there and not empty, is a record that needs no check: this one is
+    right. `screen_seconds` limits a call in a first run whose timeout would be run again.
     `Part(name="base", mode="calls", entry="f", inputs=(...), check=check)`
     """
 
@@ -35,13 +37,20 @@ class Part:
     end_mark: str = ""
     cpu_seconds: float = 0.8
     call_seconds: float = 60.0
+    screen_seconds: float = 0.25
     load_seconds: float = 5.0  # CPU seconds until the program is loaded
     slow_calls: Mapping[int, float] = field(default_factory=dict)  # other limits, by input
     memory_bytes: int = MEMORY_BYTES
+    right_records: tuple[bytes, ...] = ()
 
     @property
     def wall_seconds(self) -> float:
         return 3 * self.cpu_seconds + 2
+
+
+def value_record(encoded: bytes) -> bytes:
+    """The record by which a child sends this value (`inside/harness.py`)."""
+    return b"V" + len(encoded).to_bytes(4, "big") + encoded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

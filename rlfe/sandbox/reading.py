@@ -41,13 +41,13 @@ class Reading:
         if self.is_settled:
             return
         self._buffer += data
-        at = 0
+        at = self.now.take_right(self._buffer, 0)
         while len(self._buffer) - at >= HEAD and not self.is_settled:
             size = int.from_bytes(self._buffer[at + 1 : at + HEAD], "big")
             if len(self._buffer) - at - HEAD < size:
                 break
             self._record(self._buffer[at], bytes(self._buffer[at + HEAD : at + HEAD + size]))
-            at += HEAD + size
+            at = self.now.take_right(self._buffer, at + HEAD + size)
         del self._buffer[:at]
 
     def _record(self, tag: int, payload: bytes) -> None:
@@ -81,6 +81,18 @@ class Tally:
         """Every answer was there and right, and the child said that these were all."""
         total = len(self.part.inputs)
         return self.ended and self.wrong is None and self.right == self.answered == total
+
+    def take_right(self, data: bytearray, at: int) -> int:
+        """Count the answers from `at` on that are right as they stand; where the next begins."""
+        if self.ended or self.wrong is not None:
+            return at
+        records, index = self.part.right_records, self.answered
+        while index < len(records) and records[index] and data.startswith(records[index], at):
+            at += len(records[index])
+            index += 1
+        self.right += index - self.answered
+        self.answered = index
+        return at
 
     def record(self, tag: int, payload: bytes) -> None:
         """One record: V value, X exception, E end, S syntax error, N no entry point, L loaded."""

@@ -26,7 +26,7 @@ from rlfe.sandbox.reading import Reading
 
 START_SECONDS = 30.0
 CACHED_KEYS = 96
-SCREEN_SECONDS = 0.25  # CPU seconds of a call on the first of two runs
+SCREEN_LOAD_SECONDS = 0.25  # CPU seconds until a program is loaded, in the first of two runs
 _FRAME = struct.Struct(">cII")
 _END = struct.Struct(">BiddII")
 _MAX_FRAME = 1 << 19
@@ -201,6 +201,6 @@ def _asked(part: Part, screening: bool) -> dict[str, Any]:
     told = {name: getattr(part, name) for name in _FIELDS}
     told["inputs"] = () if part.inputs_key else part.inputs
     if screening:
-        for name in ("call_seconds", "load_seconds"):
-            told[name] = min(told[name], SCREEN_SECONDS)
+        told["call_seconds"] = min(part.call_seconds, part.screen_seconds)
+        told["load_seconds"] = min(part.load_seconds, SCREEN_LOAD_SECONDS)
     return told

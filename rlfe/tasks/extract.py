@@ -246,6 +246,8 @@ def _dedented(lines: list[str], indent: int) -> str:
 
 def _with_helpers(blocks: list[_Block], last: int, entry: str) -> _Block:
     """The block, with earlier ones in front that define names it uses."""
+    if last == 0:
+        return blocks[0]
     chosen = [blocks[last]]
     tree = blocks[last].tree
     assert tree is not None

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlfe.errors import RequestError, RlfeError
 from rlfe.sandbox.encoding import decode, encode, equal
-from rlfe.sandbox.parts import Part
+from rlfe.sandbox.parts import Part, value_record
 from rlfe.sandbox.pool import Judge
 from rlfe.tasks import packaged
 from rlfe.tasks.coding import CodingTask, check_style, pick_examples
@@ -167,6 +167,7 @@ def assert_part(
         name="asserts",
         mode="expressions",
         inputs=tuple(left for left, _ in pairs),
+        right_records=tuple(value_record(encoded) for encoded, _ in expected),
         setup=problem.extra.get("setup", ""),
         check=check,
         cpu_seconds=cpu_seconds,
@@ -185,6 +186,7 @@ class Mbpp(CodingTask):
 
     def __init__(self, *, cpu_seconds: float = CPU_SECONDS, fraction: bool = False) -> None:
         self.cpu_seconds, self.fraction = cpu_seconds, fraction
+        self._parts: dict[tuple[Any, ...], Part] = {}
 
     def problems(self, split: str) -> tuple[Problem, ...]:
         if split not in self.splits:
@@ -203,7 +205,12 @@ class Mbpp(CodingTask):
         return packaged.sha256(DATA)
 
     def parts(self, problem: Problem, judge: Judge) -> tuple[Part, ...]:
-        return (assert_part(problem, cpu_seconds=self.cpu_seconds, keep_going=self.fraction),)
+        key = (problem.id, problem.tests, problem.extra.get("setup"))
+        if key not in self._parts:
+            self._parts[key] = assert_part(
+                problem, cpu_seconds=self.cpu_seconds, keep_going=self.fraction
+            )
+        return (self._parts[key],)
 
 
 class MbppTest(Mbpp):

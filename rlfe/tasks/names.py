@@ -16,6 +16,18 @@ def _top_level(node: ast.AST) -> Iterator[ast.AST]:
             yield from _top_level(child)
 
 
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement at any depth: few nodes beside all expressions."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, None)
+            if isinstance(inner, list):  # the body of a lambda is an expression
+                waiting += inner
+
+
 def bound_names(tree: ast.Module) -> set[str]:
     """Names bound by def, class, assignment, import, loop, `with`, `except`, match, `global`."""
     names: set[str] = set()
@@ -30,7 +42,10 @@ def bound_names(tree: ast.Module) -> set[str]:
             elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
                 names.add(node.name)
         names.update(
-            name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names
+            name
+            for node in _statements(tree)
+            if isinstance(node, ast.Global)
+            for name in node.names
         )
     except RecursionError:
         return names

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlfe.errors import RequestError
-from rlfe.sandbox.parts import MEMORY_BYTES, Case, Outcome, Part
+from rlfe.sandbox.parts import MEMORY_BYTES, Case, Outcome, Part, value_record
 from rlfe.sandbox.pool import Judge
 from rlfe.tasks import packaged
 from rlfe.tasks.base import Reply
@@ -25,6 +25,8 @@ from rlfe.tasks.oracle import Checker, Expected, shape_of
 from rlfe.types import Message, Problem, Prompt
 
 MIN_CALL_SECONDS, FACTOR, PART_SECONDS = 1.0, 4.0, 60.0  # evalplus' limits
+# The first run's limit of a call: twice the reference, which is known where it is over 0.05 s.
+SCREEN_SECONDS, SCREEN_FACTOR = 0.1, 2.0
 HUGE, MANY_BYTES = frozenset({"mbpp_plus/255"}), 3 << 30  # for answers of a million tuples
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "<|endoftext|>", "<|endofmask|>", "</s>")
 INSTRUCTION = (
@@ -55,6 +57,10 @@ def read_reference(row: Mapping[str, Any]) -> Reference:
         for kind in (b"Dm", b"Dk")
     )
     return Reference(expected, exact, digest, {int(i): s for i, s in row["seconds"].items()})
+
+
+def _longest(known: Reference) -> float:
+    return max(known.seconds.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +207,9 @@ class PlusTask(CodingTask):
             memory_bytes=MANY_BYTES if problem.id in HUGE else MEMORY_BYTES,
             cpu_seconds=limits.total,
             call_seconds=limits.default,
+            screen_seconds=max(SCREEN_SECONDS, SCREEN_FACTOR * scale * _longest(known)),
             slow_calls=dict(limits.slow),
+            right_records=tuple(value_record(one) if one else b"" for one in checker.shortcut),
         )
 
     def case(self, problem: Problem, program: str, judge: Judge) -> Case:

@@ -8,7 +8,6 @@ a program that forges records only answers, without knowing what is expected.
 
 from __future__ import annotations
 
-import functools
 import io
 import marshal
 import os
@@ -35,8 +34,9 @@ class Sender:
         self._last = self._clock()
 
     def send(self, tag: bytes, payload: bytes) -> None:
-        self._parts += (tag, RECORD.pack(len(payload)), payload)
-        self._size += len(payload) + 5
+        size = len(payload)
+        self._parts += (tag, RECORD.pack(size), payload)
+        self._size += size
         if self._size > FLUSH_BYTES or self._clock() - self._last > FLUSH_SECONDS:
             self.flush()
 
@@ -53,10 +53,10 @@ class Sender:
         self.flush()
 
 
-def run(job: Mapping[str, Any], sender: Sender, mark: Callable[[int, int], None]) -> None:
+def run(job: Mapping[str, Any], sender: Sender, place: memoryview) -> None:
     """Run the parts of a job, each in a fresh namespace, up to the first that does not end well.
 
-    `mark(part, input)` tells the server which call starts.
+    `place` tells the server which part and which input is being worked on.
     """
     try:
         code = compile(job["program"], "<program>", "exec", dont_inherit=True)
@@ -66,8 +66,8 @@ def run(job: Mapping[str, Any], sender: Sender, mark: Callable[[int, int], None]
     except BaseException as error:
         return sender.failed("load", error)
     for number, part in enumerate(job["parts"]):
-        mark(number, LOADING)
-        if not _MODES[part["mode"]](part, code, sender, functools.partial(mark, number)):
+        place[0], place[1] = number, LOADING
+        if not _MODES[part["mode"]](part, code, sender, place):
             return
 
 
@@ -80,10 +80,11 @@ def _loaded(code: Any, namespace: dict[str, Any], sender: Sender, phase: str = "
     return True
 
 
-def _calls(job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]) -> bool:
+def _calls(job: Mapping[str, Any], code: Any, sender: Sender, place: memoryview) -> bool:
     """`fn(*input)` for every input, in order; stops at the first exception."""
     result, loads, shape = wire.result, marshal.loads, _SHAPES[job["shape"]]
     timed, clock = job["shape"] == "seconds", time.process_time
+    send, keep_going = sender.send, job["keep_going"]
     namespace: dict[str, Any] = {}
     if not _loaded(code, namespace, sender):
         return False
@@ -91,21 +92,23 @@ def _calls(job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[in
     if job.get("method"):
         function = _method(namespace, job["entry"])
     if function is _calls:
-        sender.send(b"N", b"")
+        send(b"N", b"")
         sender.flush()
         return False
     exact, digest = frozenset(job["exact"]), frozenset(job["digest"])
-    sender.send(b"L", b"")
+    send(b"L", b"")
     for index, data in enumerate(job["inputs"]):
-        mark(index)
+        place[1] = index
         try:
             started = clock() if timed else 0.0
-            value = shape(function(*loads(data)))
+            value = function(*loads(data))
+            if shape is not None:
+                value = shape(value)
             answer = result(value, exact=index in exact, digest_only=index in digest)
-            sender.send(b"V", wire.encode(clock() - started) if timed else answer)
+            send(b"V", wire.encode(clock() - started) if timed else answer)
         except BaseException as error:
             sender.failed("call", error)
-            if not job["keep_going"]:
+            if not keep_going:
                 return False
     return _done(sender)
 
@@ -120,48 +123,38 @@ def _method(namespace: dict[str, Any], name: str) -> Any:
         return _calls
 
 
-def _expressions(
-    job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]
-) -> bool:
-    """The set-up code after the program, then every expression in the program's namespace."""
-    result = wire.result
-    texts = [compile(text, "<test>", "eval", dont_inherit=True) for text in job["inputs"]]
-    setup = compile(job["setup"], "<setup>", "exec", dont_inherit=True)
-    namespace: dict[str, Any] = {}
-    if not _loaded(code, namespace, sender):
-        return False
-    if job["setup"] and not _loaded(setup, namespace, sender, "set-up"):
-        return False
-    sender.send(b"L", b"")
-    for index, text in enumerate(texts):
-        mark(index)
-        try:
-            sender.send(b"V", result(eval(text, namespace)))
-        except BaseException as error:
-            sender.failed("call", error)
-            if not job["keep_going"]:
-                return False
-    return _done(sender)
+def _expressions(job: Mapping[str, Any], code: Any, sender: Sender, place: memoryview) -> bool:
+    """Left sides of asserts: their values go to the parent."""
+    return _tests(job, code, sender, place, "eval", wire.result)
 
 
-def _statements(
-    job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]
-) -> bool:
+def _statements(job: Mapping[str, Any], code: Any, sender: Sender, place: memoryview) -> bool:
     """Foreign asserts, run here: the record says so, an always-equal object can pass them."""
-    texts = [compile(text, "<test>", "exec", dont_inherit=True) for text in job["inputs"]]
-    setup = compile(job["setup"], "<setup>", "exec", dont_inherit=True)
     end = wire.encode(job["end_mark"])
-    namespace: dict[str, Any] = {}
+    return _tests(job, code, sender, place, "exec", lambda _: end)
+
+
+def _tests(
+    job: Mapping[str, Any],
+    code: Any,
+    sender: Sender,
+    place: memoryview,
+    kind: str,
+    answer: Callable[[Any], bytes],
+) -> bool:
+    """The set-up code after the program, then every test in the program's namespace."""
+    texts = [compile(text, "<test>", kind, dont_inherit=True) for text in job["inputs"]]
+    setup = compile(job["setup"], "<setup>", "exec", dont_inherit=True) if job["setup"] else None
+    evaluate, namespace = eval, dict[str, Any]()
     if not _loaded(code, namespace, sender):
         return False
-    if job["setup"] and not _loaded(setup, namespace, sender, "set-up"):
+    if setup is not None and not _loaded(setup, namespace, sender, "set-up"):
         return False
     sender.send(b"L", b"")
     for index, text in enumerate(texts):
-        mark(index)
+        place[1] = index
         try:
-            exec(text, namespace)
-            sender.send(b"V", end)
+            sender.send(b"V", answer(evaluate(text, namespace)))
         except BaseException as error:
             sender.failed("call", error)
             if not job["keep_going"]:
@@ -169,7 +162,7 @@ def _statements(
     return _done(sender)
 
 
-def _script(job: Mapping[str, Any], code: Any, sender: Sender, mark: Callable[[int], None]) -> bool:
+def _script(job: Mapping[str, Any], code: Any, sender: Sender, place: memoryview) -> bool:
     """The program as a script: descriptor 0 holds the input, 1 takes the output (a file)."""
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8", "surrogateescape")
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "surrogateescape")
@@ -220,11 +213,11 @@ def _presence(value: Any) -> Any:
     return value if value is None or value is True or value is False else "something"
 
 
-_SHAPES: dict[str, Callable[[Any], Any]] = {
-    "value": lambda value: value,
+_SHAPES: dict[str, Callable[[Any], Any] | None] = {
+    "value": None,
     "elements": _elements,
     "presence": _presence,
-    "seconds": lambda value: value,
+    "seconds": None,
 }
 _MODES: dict[str, Callable[..., bool]] = {
     "calls": _calls,

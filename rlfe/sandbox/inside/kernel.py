@@ -10,6 +10,7 @@ import ctypes
 import os
 import platform
 import sys
+from collections.abc import Callable
 from typing import Any
 
 MACHINE = platform.machine()
@@ -28,7 +29,8 @@ _NUMBERS = {
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 
 _libc: Any = ctypes.CDLL(None, use_errno=True) if SUPPORTED else None
-_libc_held: Any = ctypes.PyDLL(None, use_errno=True) if SUPPORTED else None  # keeps the lock
+_libc_held: Any = ctypes.PyDLL(None) if SUPPORTED else None  # keeps the interpreter's lock
+Step = tuple[Callable[..., Any], tuple[Any, ...]]  # a call to make later; below 0: it failed
 
 
 def _checked(result: int) -> int:
@@ -65,22 +67,43 @@ def pivot_root(new: str, old: str) -> None:
     call(_NUMBERS["pivot_root"], new.encode(), old.encode())
 
 
-def drop_capabilities() -> None:
-    """All capability sets of this thread to nothing."""
+def prctl_step(option: int, value: int, third: Any = 0) -> Step:
+    """`prctl` with its arguments made ready: what is made before a fork costs the child nothing."""
+    zero = ctypes.c_ulong(0)
+    return _libc_held.prctl, (ctypes.c_int(option), ctypes.c_ulong(value), third, zero, zero)
+
+
+def call_step(number: int, *values: Any) -> Step:
+    """A system call by number, to make later."""
+    return _libc_held.syscall, (ctypes.c_long(number), *values)
+
+
+def no_capabilities_step() -> Step:
+    """All capability sets of the calling thread to nothing."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    call(_NUMBERS["capset"], header, (ctypes.c_uint32 * 6)())
+    return call_step(_NUMBERS["capset"], header, (ctypes.c_uint32 * 6)())
 
 
-def fork(flags: int) -> int:
-    """Like os.fork, with clone flags such as CLONE_NEWPID; only for a process of one thread."""
-    python = ctypes.pythonapi
-    zero = ctypes.c_long(0)
-    python.PyOS_BeforeFork()
-    result: int = _libc_held.syscall(
-        ctypes.c_long(_NUMBERS["clone"]), ctypes.c_long(flags | 17), zero, zero, zero, zero
-    )
-    if result == 0:
-        python.PyOS_AfterFork_Child()
-    else:
-        python.PyOS_AfterFork_Parent()
-    return _checked(result)
+class Forker:
+    """`fork()` is os.fork with clone flags such as CLONE_NEWPID; for a process of one thread."""
+
+    def __init__(self, flags: int) -> None:
+        zero = ctypes.c_long(0)
+        self._before, self._child, self._parent = (
+            getattr(ctypes.pythonapi, f"PyOS_{name}")
+            for name in ("BeforeFork", "AfterFork_Child", "AfterFork_Parent")
+        )
+        self._clone, arguments = call_step(_NUMBERS["clone"], ctypes.c_long(flags | 17))
+        self._arguments = (*arguments, zero, zero, zero, zero)
+
+    def fork(self) -> int:
+        """0 in the child, its id in the parent; raises OSError."""
+        self._before()
+        result: int = self._clone(*self._arguments)
+        if result == 0:
+            self._child()
+            return 0
+        self._parent()
+        if result < 0:
+            raise OSError("no process could be started")
+        return result

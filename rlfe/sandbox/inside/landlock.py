@@ -73,6 +73,6 @@ def _allow(rules: int, path: str, rights: int) -> None:
         os.close(target)
 
 
-def restrict(rules: int) -> None:
-    """Put the rules on this process; needs no_new_privs. Raises OSError."""
-    kernel.call(kernel.LANDLOCK_RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0))
+def restrict_step(rules: int) -> kernel.Step:
+    """To put the rules on the calling process; needs no_new_privs."""
+    return kernel.call_step(kernel.LANDLOCK_RESTRICT, ctypes.c_int(rules), ctypes.c_uint32(0))

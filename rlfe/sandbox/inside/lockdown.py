@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from rlfe.sandbox.inside import kernel, landlock, namespaces, places, seccomp
@@ -32,7 +32,8 @@ class Jail:
         self.own_pids = self.fresh = self.as_nobody = False
         self.by = "python"
         self.tasks = THREADS
-        self.filter = b""  # the seccomp filter, where every child has the same process id
+        self._forker: kernel.Forker | None = None
+        self._for_good: tuple[kernel.Step, ...] = ()
 
     def facts(self) -> dict[str, Any]:
         """What is in force, for `rlfe doctor` and the record of every result."""
@@ -62,38 +63,53 @@ class Jail:
 
     def fork(self) -> int:
         """A child, in its own pid namespace where that is allowed."""
-        return kernel.fork(kernel.CLONE_NEWPID) if self.own_pids else os.fork()
+        return self._forker.fork() if self._forker is not None else os.fork()
 
-    def in_child(self, job: Mapping[str, Any], writer: int, files: tuple[int, ...]) -> None:
-        """Lock this process down; nothing of it can be undone."""
-        os.setsid()
-        _standard_files(writer, files, self.rules)
-        os.chdir(self.scratch)
+    def ready(self) -> None:
+        """Prepare what every child does alike; after this, the jail's facts stay as they are."""
         os.umask(0o022)
-        self._limit(job)
-        if self.as_nobody and os.geteuid() == 0:
-            _become_nobody()
         if not kernel.SUPPORTED:
             return
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-        kernel.drop_capabilities()
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)  # children inherit it
+        if self.own_pids:
+            self._forker = kernel.Forker(kernel.CLONE_NEWPID)
+        steps: list[kernel.Step] = [
+            kernel.prctl_step(kernel.PR_SET_PDEATHSIG, signal.SIGKILL),
+            kernel.no_capabilities_step(),
+        ]
         if self.rules >= 0:
-            landlock.restrict(self.rules)
-            os.close(self.rules)
+            steps += [landlock.restrict_step(self.rules), (os.close, (self.rules,))]
         if self.has_seccomp:
-            seccomp.install(self.filter or seccomp.program(os.getpid()))
+            steps += seccomp.install_steps(1 if self.own_pids else None)
+        self._for_good = tuple(steps)
 
-    def _limit(self, job: Mapping[str, Any]) -> None:
-        for kind, wish in (
-            (resource.RLIMIT_AS, job["memory_bytes"] + _AT_START),
-            (resource.RLIMIT_CPU, int(job["cpu_seconds"]) + 2),
+    def steps(
+        self, job: Mapping[str, Any], writer: int, files: tuple[int, ...]
+    ) -> tuple[kernel.Step, ...]:
+        """The calls by which a child locks itself down, in order; nothing of it can be undone.
+
+        They are made ready before the fork: a page that the child need not write to is a page
+        that need not be copied, and those copies are most of what a child costs.
+        """
+        return (
+            (os.setpgid, (0, 0)),
+            *_standard_files(writer, files, self.rules),
+            (os.chdir, (self.scratch,)),
+            *self._limits(job["memory_bytes"], int(job["cpu_seconds"])),
+            *(_NOBODY_STEPS if self.as_nobody and os.geteuid() == 0 else ()),
+            *self._for_good,
+        )
+
+    def _limits(self, memory_bytes: int, cpu_seconds: int) -> tuple[kernel.Step, ...]:
+        wishes = (
+            (resource.RLIMIT_AS, memory_bytes + _AT_START),
+            (resource.RLIMIT_CPU, cpu_seconds + 2),
             (resource.RLIMIT_FSIZE, FILE_BYTES),
             (resource.RLIMIT_NOFILE, OPEN_FILES),
             (resource.RLIMIT_NPROC, self.tasks),
-        ):
-            limit = min(wish, _HARD[kind])
-            resource.setrlimit(kind, (limit, limit))
+        )
+        limits = ((kind, min(wish, _HARD[kind])) for kind, wish in wishes)
+        return tuple((resource.setrlimit, (kind, (limit, limit))) for kind, limit in limits)
 
     def kill(self, pid: int) -> None:
         """End a child with all it started: its pid namespace, or its group; it may be gone."""
@@ -170,15 +186,19 @@ _HARD = {
 }  # fmt: skip
 
 
-def _standard_files(writer: int, files: tuple[int, ...], rules: int) -> None:
-    """Only stdin (or the script's input), nowhere for output, and the result pipe stay open."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for target in (0, 1, 2):
-        os.dup2(files[target] if target < len(files) else null, target)
-    os.dup2(writer, Jail.PIPE)
-    end = 1 << 16
-    os.closerange(Jail.PIPE + 1, rules if rules >= 0 else end)
-    os.closerange(max(rules, Jail.PIPE) + 1, end)
+def _standard_files(writer: int, files: tuple[int, ...], rules: int) -> tuple[kernel.Step, ...]:
+    """Only stdin (or the script's input), nowhere for output, and the result pipe stay open.
+
+    The server's own 0 and 1 are the null device.
+    """
+    first = max(rules, Jail.PIPE) + 1
+    return (
+        (os.dup2, (0, 2)),
+        *((os.dup2, (file, target)) for target, file in enumerate(files)),
+        (os.dup2, (writer, Jail.PIPE)),
+        *(((os.closerange, (Jail.PIPE + 1, rules)),) if rules >= 0 else ()),
+        (os.closerange, (first, 1 << 16)),
+    )
 
 
 def enter(options: Mapping[str, Any]) -> Jail:
@@ -197,8 +217,7 @@ def enter(options: Mapping[str, Any]) -> Jail:
     jail.tasks = tasks + THREADS
     if kernel.SUPPORTED and not jail.has_seccomp:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program left comes to us
-    if jail.own_pids:
-        jail.filter = seccomp.program(1)
+    jail.ready()
     return jail
 
 
@@ -324,18 +343,28 @@ def _nobody_can_read(packages: list[str]) -> bool:
     """Whether uid 65534 reaches the libraries; else root stays, without any capability."""
 
     def read() -> None:
-        _become_nobody()
+        take(_NOBODY_STEPS)
         for path in (f"{places.STDLIB}/os.py", *packages):
             os.listdir(path) if os.path.isdir(path) else os.close(os.open(path, os.O_RDONLY))
 
     return _trial(read)
 
 
-def _become_nobody() -> None:
-    os.setgroups([])
-    os.setresgid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
-    os.setresuid(namespaces.NOBODY, namespaces.NOBODY, namespaces.NOBODY)
+def take(steps: Iterable[kernel.Step]) -> None:
+    """Make the calls in order; raises OSError at the first that fails."""
+    for call, arguments in steps:
+        result = call(*arguments)
+        if result is not None and result < 0:
+            raise OSError("a step of the lockdown failed")
 
 
+_NOBODY_STEPS: tuple[kernel.Step, ...] = (
+    (
+        (os.setgroups, ([],)),
+        *((call, (namespaces.NOBODY,) * 3) for call in (os.setresgid, os.setresuid)),
+    )
+    if kernel.SUPPORTED
+    else ()
+)
 _SETUPS = {"namespaces": _namespaces, "filters": _filters, "limits": _limits}
-__all__ = ["Jail", "empty", "enter"]
+__all__ = ["Jail", "empty", "enter", "take"]

@@ -8,8 +8,10 @@ that makes no process has no descendants to look for. Numbers: kernel tables of 
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rlfe.sandbox.inside import kernel
 
@@ -17,7 +19,9 @@ _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x50001, 0x50026, 0x80000000
 _X32 = 0x40000000
 _CLONE_THREAD = 0x10000
-_LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_SET_SECCOMP, _MODE_FILTER = 22, 2
+_LOAD, _JUMP, _JEQ, _JGE, _JSET, _RET = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
+_ANY_PID = 0x7FABCDEF  # no process has it: Linux has at most 2**22
 _ARGUMENT = (16, 24)  # offsets of the low halves of the first two arguments
 
 # name -> (x86_64, aarch64); -1: the machine has no such call
@@ -69,8 +73,22 @@ def _own_process_only(argument: int, allowed: Iterable[int]) -> list[bytes]:
     return [*body, _instruction(_RET, _EPERM)]
 
 
+def _when_any(numbers: Sequence[int], body: bytes) -> list[bytes]:
+    """One instruction for all these calls; the number stays loaded otherwise."""
+    last = len(numbers)
+    tests = [_instruction(_JEQ, number, last - at, 0) for at, number in enumerate(numbers)]
+    return [*tests, _instruction(_JUMP, 1), body]
+
+
 def program(pid: int) -> bytes:
     """The filter for a process that sees itself as `pid`."""
+    return _template().replace(struct.pack("<I", _ANY_PID), struct.pack("<I", pid))
+
+
+@functools.cache
+def _template() -> bytes:
+    """The filter, with `_ANY_PID` in place of the process id."""
+    pid = _ANY_PID
     place = 0 if kernel.MACHINE == "x86_64" else 1
     refuse = [_instruction(_RET, _EPERM)]
     code = [
@@ -81,9 +99,8 @@ def program(pid: int) -> bytes:
     ]
     if place == 0:
         code += [_instruction(_JGE, _X32, 0, 1), *refuse]
-    for numbers in _REFUSED.values():
-        if numbers[place] >= 0:
-            code += _when(numbers[place], refuse)
+    refused = [numbers[place] for numbers in _REFUSED.values() if numbers[place] >= 0]
+    code += _when_any(refused, refuse[0])
     threads_only = [
         _instruction(_LOAD, _ARGUMENT[0]),
         _instruction(_JSET, _CLONE_THREAD, 0, 1),
@@ -114,10 +131,32 @@ def program(pid: int) -> bytes:
 
 
 class _Program(ctypes.Structure):
-    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.POINTER(ctypes.c_uint32)))
+
+
+def _block(code: bytes) -> tuple[_Program, ctypes.Array[ctypes.c_uint32]]:
+    words = (ctypes.c_uint32 * (len(code) // 4)).from_buffer_copy(code)
+    return _Program(len(code) // 8, words), words
+
+
+def install_steps(pid: int | None) -> tuple[kernel.Step, ...]:
+    """To put the filter on the calling process; needs no_new_privs.
+
+    Args:
+        pid: What that process sees as its own id; None finds it out there.
+    """
+    block, words = _block(_template() if pid is None else program(pid))
+    install = kernel.prctl_step(_SET_SECCOMP, _MODE_FILTER, ctypes.byref(block))
+    places = [at for at, word in enumerate(words) if word == _ANY_PID]
+
+    def fill_in() -> None:
+        own = os.getpid()
+        for at in places:
+            words[at] = own
+
+    return ((fill_in, ()), install) if places else (install,)
 
 
 def install(code: bytes) -> None:
-    """Put the filter on this process; needs no_new_privs. Raises OSError."""
-    block = _Program(len(code) // 8, code)
-    kernel.prctl(22, 2, ctypes.byref(block))  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+    """Put the filter on this process now; needs no_new_privs. Raises OSError."""
+    kernel.prctl(_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_block(code)[0]))

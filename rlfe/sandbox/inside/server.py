@@ -25,13 +25,12 @@ import signal
 import struct
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
-from rlfe.sandbox.inside import harness, lockdown
+from rlfe.sandbox.inside import harness, kernel, lockdown
 
 FRAME = struct.Struct(">cII")
 END = struct.Struct(">BiddII")
-PLACE = struct.Struct(">II")
 EXITED, CPU, WALL, OUTPUT, STOPPED = range(5)
 MAX_OUTPUT = 64 << 20
 POLL_SECONDS = 0.25
@@ -49,7 +48,7 @@ class Server:
     def __init__(self, requests: int, replies: int, jail: lockdown.Jail) -> None:
         self.requests, self.replies, self.jail = requests, replies, jail
         self.inputs: dict[str, tuple[Any, ...]] = {}
-        self.progress = mmap.mmap(-1, 8)
+        self.place = memoryview(mmap.mmap(-1, 8)).cast("I")  # part and input, written by the child
         self.has_numpy = False
 
     def serve(self) -> None:
@@ -94,8 +93,8 @@ class Server:
                 part["inputs"] = self.inputs[part["inputs_key"]]
         if "numpy" in job["program"] and not self.has_numpy:
             self._load_numpy()
-        self.progress[:8] = PLACE.pack(0, harness.LOADING)
-        child = Child(job, self.jail, self.progress)
+        self.place[0], self.place[1] = 0, harness.LOADING
+        child = Child(job, self.jail, self.place)
         try:
             cause = self._watch(number, child, job["parts"])
         finally:
@@ -107,8 +106,7 @@ class Server:
 
     def _place(self) -> tuple[int, int]:
         """Part and input that the child says it works on: for limits of slow calls, and words."""
-        part, index = PLACE.unpack(self.progress[:8])
-        return part, index
+        return self.place[0], self.place[1]
 
     def _load_numpy(self) -> None:
         self.has_numpy = True
@@ -194,33 +192,20 @@ class Clock:
 class Child:
     """A forked process that runs one program."""
 
-    def __init__(self, job: dict[str, Any], jail: lockdown.Jail, progress: mmap.mmap) -> None:
+    def __init__(self, job: dict[str, Any], jail: lockdown.Jail, place: memoryview) -> None:
         self.jail = jail
         script = job["parts"][0]["mode"] == "stdin"
         self.files = jail.script_files(job["parts"][0]["stdin"]) if script else ()
         self.pipe, writer = os.pipe()
+        steps = jail.steps(job, writer, self.files)
         self.started = time.monotonic()
         self.pid = jail.fork()
         if self.pid == 0:
-            self._program(job, writer, progress)
+            _run(job, steps, place)
         os.close(writer)
         for file in self.files:
             os.close(file)
         self._clock = (~self.pid << 3) | 2  # the kernel's CPU clock of a process
-
-    def _program(self, job: dict[str, Any], writer: int, progress: mmap.mmap) -> None:
-        try:
-            self.jail.in_child(job, writer, self.files)
-            sender = harness.Sender(self.jail.PIPE)
-
-            def mark(part: int, index: int) -> None:
-                progress[:8] = PLACE.pack(part, index)
-
-            gc.enable()
-            harness.run(job, sender, mark)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
 
     def cpu(self) -> float:
         try:
@@ -235,6 +220,17 @@ class Child:
         _, status, usage = os.wait4(self.pid, 0)
         self.jail.after_child()
         return status, usage
+
+
+def _run(job: dict[str, Any], steps: tuple[kernel.Step, ...], place: memoryview) -> NoReturn:
+    """In the child: lock down, run the program, end."""
+    try:
+        lockdown.take(steps)
+        gc.enable()
+        harness.run(job, harness.Sender(lockdown.Jail.PIPE), place)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
 
 
 def main() -> None:

@@ -231,6 +231,16 @@ def encode(value: Any, *, canonical: bool = False) -> bytes:
     return b"".join(coder.parts)
 
 
+# The short way for most answers; a class that pretends to be one of these fails in the writer.
+_PLAIN: dict[type, Callable[[Any], bytes]] = {
+    int: lambda value: _SMALL.get(value) or _int(value),
+    bool: _CONSTANT.__getitem__,
+    type(None): _CONSTANT.__getitem__,
+    str: _text,
+    float: lambda value: b"f" + DOUBLE.pack(value),
+}
+
+
 def _sha256(data: bytes) -> hashlib._Hash:
     import hashlib  # when needed: its libraries make every fork dearer
 
@@ -265,6 +275,11 @@ def result(value: Any, *, exact: bool = False, digest_only: bool = False) -> byt
     A digest reads `D`, kind of digest (`m` exact, `k` canonical), top tag, sha256. `exact` and
     `digest_only` ask for one whatever the length, where a long answer is expected.
     """
+    plain = _PLAIN.get(type(value))
+    if plain is not None and not exact and not digest_only:
+        data = plain(value)
+        if len(data) <= PLAIN_BYTES:
+            return data
     if exact:
         digest = exact_digest(value)
         if digest:
