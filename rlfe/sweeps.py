@@ -8,7 +8,6 @@ cells (`rlfe.cli.sweep`). Try: `cells(["lr-ladder"])[0].name`.
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -151,21 +150,3 @@ def last_step(run: RunDir) -> int:
     """The newest step of a run's metrics; 0 before the first."""
     rows = records.read_jsonl(run.metrics)
     return max((int(row["step"]) for row in rows), default=0)
-
-
-def slurm_script(name: str, commands: Sequence[Sequence[str]]) -> str:
-    """An array script with one task per cell; a requeued task continues its run."""
-    lines = [
-        "#!/bin/bash",
-        f"#SBATCH --job-name={name}",
-        f"#SBATCH --array=0-{len(commands) - 1}",
-        "#SBATCH --gpus=1",
-        "#SBATCH --requeue",
-        f"#SBATCH --output={name}-%a.log",
-        "",
-        "set -eu",
-        'case "$SLURM_ARRAY_TASK_ID" in',
-    ]
-    for number, command in enumerate(commands):
-        lines.append(f"{number}) exec {shlex.join(command)} ;;")
-    return "\n".join([*lines, "esac"])

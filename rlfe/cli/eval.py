@@ -79,7 +79,7 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 @pages.option(SAMPLING, "--temperature", type=float, help="Default 0.6.")
 @pages.option(SAMPLING, "--top-p", type=float, help="Default 0.95.")
 @pages.option(SAMPLING, "--max-tokens", type=int, help="Completion tokens at most; default 3072.")
-@pages.option(SAMPLING, "--seed", type=int, help="Evaluation seed; default 0.")
+@pages.option(SAMPLING, "--seed", type=click.IntRange(min=0), help="Evaluation seed; default 0.")
 @pages.option(
     SAMPLING,
     "--k",
@@ -94,7 +94,13 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     type=click.Choice(values.EVALUATING),
     help="What samples; default: the run's.",
 )
-@pages.option(HOW, "--workers", type=int, metavar="N", help="Judge workers; default: the cores.")
+@pages.option(
+    HOW,
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Judge workers; default: the cores.",
+)
 @pages.option(
     HOW,
     "--require-isolation",
@@ -130,9 +136,22 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 )
 @pages.option(
     HOW,
+    "--slurm",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Print an array script of K parts with --gpus GPUs each (default 1), and of the tables.",
+)
+@pages.option(
+    HOW,
     "--shard",
     metavar="I/K",
     help="This process does part I of K of the problems; without it afterwards for the tables.",
+)
+@pages.option(
+    HOW,
+    "--kl",
+    is_flag=True,
+    help="Also the KL of runs to their base, on 8 samples of the base per prompt.",
 )
 @pages.runs_dir_option
 @pages.option(HOW, "--dry-run", is_flag=True, help="Say what is to do; load no model.")

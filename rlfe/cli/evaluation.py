@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from rlfe import config, remote
 from rlfe.checkpoints import Listing, find
-from rlfe.cli import evaluation_output, output
+from rlfe.cli import evaluation_kl, evaluation_output, evaluation_slurm, output
 from rlfe.cli.eval import RUNS_OWN
+from rlfe.cli.evaluation_checks import before_work, check_base
 from rlfe.cli.evaluation_output import Options, Results
+from rlfe.cli.interrupts import second_stops_at_once
 from rlfe.cli.pull import cache_root
+from rlfe.engines.fallback import evaluated
 from rlfe.errors import PartialError, RequestError
 from rlfe.eval import conditions as conditions_of
 from rlfe.eval import merge, plan, tables
 from rlfe.eval.jobs import Job, Target
 from rlfe.eval.judging import JudgeOnDemand, Report
+from rlfe.eval.kl import Pair, forget
 from rlfe.eval.places import HubPlaces, Places, remote_target
 from rlfe.eval.plots import plotted_ks, write_plot
 from rlfe.eval.runner import Watch, run_jobs
@@ -47,29 +51,42 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
     places = HubPlaces(weights_hash, keep=options.keep, patience=Patience(say=output.note))
     with ExitStack() as stack:
         cluster = None
+        if options.slurm is not None:
+            evaluation_slurm.check(options)
         if options.ray is not None:
             from rlfe.cli.evaluation_ray import connected, run_on_ray
 
             cluster = connected(stack, options, environment)
         on_gpu = None if cluster is None else cluster.gpus > 0
         listing, jobs = _jobs(options, environment, places, on_gpu)
+        pairs = evaluation_kl.pairs_of(options, jobs) if options.kl else []
+        if options.slurm is not None:
+            evaluation_slurm.show(options, jobs)
+            return
         if options.dry_run:
+            evaluation_kl.dry_run(pairs)
             evaluation_output.dry_run(options, jobs)
             return
-        _drop(options, jobs)
+        before_work(options, jobs, wanted)
+        _drop(options, jobs, pairs)
+        stack.enter_context(second_stops_at_once("what is being judged is finished and kept"))
         if cluster is not None:
             results, report, tier = run_on_ray(cluster, options, jobs, places, environment)
         else:
             if options.gpus is not None:
                 _on_gpus(options.gpus, options.runs_dir, environment)
             results, report, tier = _run(options, jobs, places)
+        results.kl += evaluation_kl.measure(options, pairs, places)
     evaluation_output.show(options, results, report, tier)
     evaluation_output.settle(options, listing, results, report, wanted)
 
 
-def _drop(options: Options, jobs: Sequence[Job]) -> None:
+def _drop(options: Options, jobs: Sequence[Job], pairs: Sequence[Pair]) -> None:
     """With --fresh: nothing that is there counts."""
-    for job in () if options.resume else jobs:
+    if options.resume:
+        return
+    forget(pairs)
+    for job in jobs:
         for path in (job.store_path, *(() if job.shard else job.beside)):
             path.unlink(missing_ok=True)
 
@@ -90,7 +107,7 @@ def _on_gpus(count: int, runs_dir: Path, environment: Mapping[str, str]) -> None
             f"--gpus {count}: this machine has {len(gpus)}",
             hint="Leave --gpus out, or ask for less.",
         )
-    words = evaluation_output.typed_words({"gpus", "resume", "as_json"})
+    words = evaluation_output.typed_words({"gpus", "resume", "as_json", "kl"})
     parts = [
         Command(f"shard{i}of{count}", [*words, "--shard", f"{i}/{count}"])
         for i in range(1, count + 1)
@@ -116,14 +133,14 @@ def _jobs(
             hint="For instance: rlfe eval --ckpt-glob 'runs/*/global_step_*' --base",
         )
     flags = {"engine.sampler": options.engine}
-    fallback = config.load(options.recipe, options.sets, environment, flags).recipe
+    fallback = evaluated(config.load(options.recipe, options.sets, environment, flags).recipe)
     listing, targets = _targets(options, places, cache_root(environment))
     subjects = []
     for target in plan.chosen(targets, options.steps):
         own = target.path.parent / "config.toml"
         recipe = fallback
         if own.is_file():
-            recipe = config.load([str(own)], options.sets, environment, flags).recipe
+            recipe = evaluated(config.load([str(own)], options.sets, environment, flags).recipe)
         subjects.append(
             plan.Subject(target=target, recipe=recipe, fallback=fallback, has_run=own.is_file())
         )
@@ -203,6 +220,7 @@ def _bases(options: Options, runs: Sequence[plan.Subject], fallback: Recipe) -> 
         cell = plan.base_cell(model, [run for run in runs if run.has_run])
         if cell not in found:
             folder = model_folder(model, fallback.model.revision)
+            check_base(folder)
             target = plan.base_target(folder, cell, options.runs_dir)
             found[cell] = plan.Subject(
                 target=target, recipe=fallback, fallback=fallback, has_run=False

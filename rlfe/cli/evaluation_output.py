@@ -54,6 +54,8 @@ class Options:
     verify_reload: bool
     gpus: int | None
     ray: str | None
+    slurm: int | None
+    kl: bool
     runs_dir: Path
     dry_run: bool
     table: Path | None
@@ -85,6 +87,7 @@ class Results:
 
     scored: list[tables.Scored] = field(default_factory=list)
     rows: list[merge.Row] = field(default_factory=list)
+    kl: list[merge.Row] = field(default_factory=list)
 
     @property
     def missing(self) -> list[tables.Scored]:
@@ -103,7 +106,30 @@ def show(options: Options, results: Results, report: Report, tier: Mapping[str, 
     columns, lines = table_lines(results.scored, results.rows, options.ks or ())
     output.table(columns, lines)
     output.note("pass@k in percent [95 % over problems, B = 10000]; cut, distinct: % of samples")
+    if results.kl:
+        show_kl(results.kl)
     output.note(f"Tables: {options.table_base}.csv, .parquet; plot: {options.plot_path}")
+
+
+def show_kl(rows: Sequence[merge.Row]) -> None:
+    """Distances to the base in nats, with 95 % over prompts."""
+    lines = [
+        [
+            *(row[name] for name in ("cell", "step", "task", "measure")),
+            _between(row, "per_sequence", "low", "high"),
+            _between(row, "per_token", "token_low", "token_high"),
+            *(int(row[name]) for name in ("prompts", "tokens")),
+        ]
+        for row in rows
+    ]
+    output.table([*("cell", "step", "task", "measure", "per sequence", "per token"),
+                  *("prompts", "tokens")], lines)  # fmt: skip
+    output.note("nats [95 % over prompts, B = 10000], on 8 samples of the base for each prompt")
+
+
+def _between(row: merge.Row, name: str, low: str, high: str) -> str:
+    text = f"{float(row[name]):.4g}"
+    return text + (f" [{float(row[low]):.4g}, {float(row[high]):.4g}]" if row[low] else "")
 
 
 def _samples(item: tables.Scored) -> int:
@@ -167,6 +193,7 @@ def _document(
             "settings": {i.job.settings_text: tables.settings_facts(i.job) for i in results.scored},
             "sampled": report.sampled,
             "judged": report.judged,
+            "kl": results.kl,
             "unscored": report.unscored,
             "shortened": report.shortened,
             "no_room": report.no_room,

@@ -33,13 +33,18 @@ def connected(stack: ExitStack, options: Options, environment: Mapping[str, str]
     """The cluster that `--ray` asks for, until the stack ends; None without it.
 
     Raises:
-        RequestError: `--shard` too: Ray's samplers share the problems by themselves.
+        RequestError: `--shard` too: Ray's samplers share the problems by themselves; or `--kl`.
         NetworkError: No cluster answers.
     """
     if options.ray is None:
         return None
     if options.shard is not None:
         raise RequestError("--ray and --shard exclude each other", hint="Give one of the two.")
+    if options.kl:
+        raise RequestError(
+            "--kl is computed by one process",
+            hint="Score with --ray, then run the same command with --kl and without --ray.",
+        )
     address = chosen_address(options.ray, environment)
     if options.dry_run and address == LOCAL:
         return None

@@ -1,4 +1,4 @@
-"""`rlfe sweep`: the cells of a recipe's matrix, and running them one after the other or one a GPU.
+"""`rlfe sweep`: the cells of a recipe's matrix, and running them here, with Ray or with Slurm.
 
 Each cell is an ordinary `rlfe train` in a process of its own. A finished cell is skipped and an
 unfinished one resumed, so the same command goes on after any stop. How each cell ended is kept in
@@ -8,22 +8,26 @@ unfinished one resumed, so the same command goes on after any stop. How each cel
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rlfe import config, sweeps
+from rlfe.budget import used_gpus
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
 from rlfe.cli.workers import Ended, Task, endings, gpu_list, run_all
 from rlfe.errors import PartialError, RequestError, RlfeError
+from rlfe.ray_cluster import chosen_address, cluster
+from rlfe.slurm import sweep_script
 
 ENDED_BY_RULE = 3
 EXAMPLES = [
     "rlfe sweep lr-ladder",
     "rlfe sweep lag-staleness --run --jobs 4 --engine vllm",
+    "rlfe sweep lr-ladder --ray auto",
     "rlfe sweep lr-ladder --slurm > ladder.sh && sbatch ladder.sh",
 ]
 
@@ -44,6 +48,14 @@ EXAMPLES = [
 @pages.option(
     "How", "--jobs", type=click.IntRange(min=1), default=1, help="Cells at a time, a GPU each."
 )
+@pages.option(
+    "How", "--ray", is_flag=False, flag_value="", metavar="[ADDRESS]",
+    help="Train them on a Ray cluster: HOST:PORT or auto; alone: RAY_ADDRESS, else this machine.",
+)  # fmt: skip
+@pages.option(
+    "How", "--gpus", type=click.IntRange(min=0), metavar="N",
+    help="With --ray or --slurm: GPUs of a cell; default: what its engine computes on.",
+)  # fmt: skip
 @pages.option("How", "--slurm", is_flag=True, help="Print an array script instead of running.")
 @pages.json_option
 @click.pass_context
@@ -56,12 +68,13 @@ def command(
     runs_dir: Path,
     run: bool,
     jobs: int,
+    ray: str | None,
+    gpus: int | None,
     slurm: bool,
     as_json: bool,
 ) -> None:
-    """Show the cells of a recipe's matrix and how far each is; --run trains them."""
-    if run and slurm:
-        raise RequestError("--run and --slurm exclude each other", hint="Give one of the two.")
+    """Show the cells of a recipe's matrix and how far each is; --run and --ray train them."""
+    _check_ways(run=run, jobs=jobs, ray=ray, gpus=gpus, slurm=slurm)
     environment = pages.environment(ctx)
     cells = sweeps.cells([recipe], sets, environment)
     for text in _notes(cells):
@@ -70,26 +83,66 @@ def command(
     options += ["--require-isolation"] if require_isolation else []
     commands = {cell.name: sweeps.train_command([recipe], sets, cell, options) for cell in cells}
     if slurm:
-        script = sweeps.slurm_script(
-            Path(recipe).stem, [[*line, "--resume"] for line in commands.values()]
-        )
-        output.result(script)
+        each = max(used_gpus(cell.recipe.engine) for cell in cells) if gpus is None else gpus
+        lines = [[*line, "--resume"] for line in commands.values()]
+        output.result(sweep_script(Path(recipe).stem, lines, each))
         return
     ended: dict[str, Ended] = {}
-    if run:
-        todo = _todo(cells, commands, runs_dir)
-        gpus = gpu_list(environment)
-        if gpus and jobs > len(gpus):
-            raise RequestError(
-                f"--jobs {jobs}, but {len(gpus)} GPUs are visible", hint=f"Give --jobs {len(gpus)}."
-            )
-        ended = run_all(
-            todo, jobs=jobs, gpus=gpus, folder=runs_dir / "_sweep", environment=environment
-        )
+    if ray is not None:
+        ended = _on_ray(ray, gpus, cells, _todo(cells, commands, runs_dir), runs_dir, environment)
+    elif run:
+        ended = _here(_todo(cells, commands, runs_dir), jobs, runs_dir, environment)
     _show(cells, commands, runs_dir, as_json)
     _finish(ended)
-    if not run:
+    if not run and ray is None:
         output.hint(f"Next: {shlex.join(['rlfe', 'sweep', recipe, *_words(sets), '--run'])}")
+
+
+def _check_ways(*, run: bool, jobs: int, ray: str | None, gpus: int | None, slurm: bool) -> None:
+    """One way of running, with its own options."""
+    ways = {"--run": run, "--ray": ray is not None, "--slurm": slurm}
+    given = [name for name, asked in ways.items() if asked]
+    if len(given) > 1:
+        raise RequestError(f"{' and '.join(given)} exclude each other", hint="Give one of them.")
+    if ray is not None and jobs > 1:
+        raise RequestError(
+            f"--jobs {jobs} with --ray: as many cells run as fit into the cluster",
+            hint="Leave --jobs out.",
+        )
+    if gpus is not None and given in ([], ["--run"]):
+        raise RequestError(
+            f"--gpus {gpus} is for --ray and --slurm", hint="--jobs N runs N cells, a GPU each."
+        )
+
+
+def _here(
+    todo: Sequence[Task], jobs: int, runs_dir: Path, environment: Mapping[str, str]
+) -> dict[str, Ended]:
+    gpus = gpu_list(environment)
+    if gpus and jobs > len(gpus):
+        raise RequestError(
+            f"--jobs {jobs}, but {len(gpus)} GPUs are visible", hint=f"Give --jobs {len(gpus)}."
+        )
+    return run_all(todo, jobs=jobs, gpus=gpus, folder=runs_dir / "_sweep", environment=environment)
+
+
+def _on_ray(
+    asked: str,
+    gpus: int | None,
+    cells: Sequence[sweeps.Cell],
+    todo: Sequence[Task],
+    runs_dir: Path,
+    environment: Mapping[str, str],
+) -> dict[str, Ended]:
+    from rlfe.cli.sweep_ray import cell_needs, run_on_ray
+
+    if not todo:
+        return {}
+    with cluster(chosen_address(asked, environment)) as found:
+        needs = cell_needs([cell.recipe for cell in cells], gpus, found)
+        return run_on_ray(
+            found, todo, needs=needs, folder=runs_dir / "_sweep", environment=environment
+        )
 
 
 def _notes(cells: Sequence[sweeps.Cell]) -> list[str]:

@@ -117,9 +117,14 @@ def _end(one: _Running, folder: Path) -> Ended:
     if one.file is not None:
         one.file.close()
     code, seconds = one.process.returncode, time.monotonic() - one.started
-    append_jsonl(folder / "ended.jsonl", {"cell": one.task.name, "code": code, "seconds": seconds})
-    output.note(f"{one.task.name}: exit {code} after {seconds:.0f} s")
+    record_ending(folder, one.task.name, code, seconds)
     return Ended(code, one.log)
+
+
+def record_ending(folder: Path, name: str, code: int, seconds: float) -> None:
+    """Keep how a cell ended, for `endings`, and say it."""
+    append_jsonl(folder / "ended.jsonl", {"cell": name, "code": code, "seconds": seconds})
+    output.note(f"{name}: exit {code} after {seconds:.0f} s")
 
 
 def _stop(running: Sequence[_Running], folder: Path) -> None:
