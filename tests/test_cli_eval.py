@@ -180,10 +180,53 @@ def test_only_incomplete_checkpoints_exit_3_without_a_table(place: Path) -> None
 
 def test_a_stated_condition_that_does_not_hold_exits_3(place: Path) -> None:
     assert rlfe(*GLOB, "--require", "gsm8k/pass@1>=0").exit_code == 0
-    result = rlfe(*GLOB, "--require", "gsm8k/pass@4>=0.35", "--require", "mbpp_plus/pass@1>0")
+    result = rlfe(*GLOB, "--require", "gsm8k/pass@4>=0.35")
     assert result.exit_code == 3
     assert f"gsm8k/pass@4>=0.35: {CELL} step 2 has 0.0000" in result.stderr
-    assert "mbpp_plus/pass@1>0: no such score" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("condition", "says"),
+    [
+        ("gsm8k/pass@8>=0.1", "pass@8 does not exist with n=4"),
+        ("mbpp_plus/pass@1>=0.1", "mbpp_plus is not scored in this call"),
+    ],
+)
+def test_a_condition_that_no_score_can_meet_is_refused_before_work(
+    place: Path, condition: str, says: str
+) -> None:
+    result = rlfe(*GLOB, "--require", condition)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert not (place / "runs" / CELL / "evals").exists()
+
+
+@pytest.mark.parametrize("options", [("--workers", "0"), ("--seed", "-1")])
+def test_counts_below_their_range_are_refused(place: Path, options: tuple[str, str]) -> None:
+    result = rlfe(*GLOB, *options)
+    assert result.exit_code == 2
+    assert f"{options[1]} is not in the range" in result.stderr
+
+
+def test_a_damaged_base_model_is_named_before_anything_is_loaded(place: Path) -> None:
+    weights = place / "fakemodel" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-2])
+    result = rlfe(*GLOB, "--base")
+    assert result.exit_code == 2
+    assert "fakemodel is no complete model: model.safetensors has" in result.stderr
+    assert not (place / "runs" / "_tables").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_loaded(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("rlfe.cli.evaluation_checks.tempfile.mkstemp", refused)
+    result = rlfe(*GLOB)
+    assert result.exit_code == 1
+    assert "runs cannot be written: Read-only file system" in result.stderr
 
 
 def test_flags_win_over_the_run_and_settings_never_mix(place: Path) -> None:

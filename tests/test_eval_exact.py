@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlfe.config import dump, load
+from rlfe.eval.frames import frames
 
 CELL = "tiny_mbpp_nobuf_lr1e3"
 SETS = [
@@ -63,9 +64,9 @@ def test_ctrl_c_exits_130_and_keeps_what_is_finished(tiny_model: Path, tmp_path:
     make_run(tmp_path, tiny_model)
     child = start(tmp_path)
     assert child.stderr is not None
-    while "gsm8k samples: 0/40" not in child.stderr.readline():
-        pass
-    time.sleep(1.0)
+    while not any(len(list(frames(f))) > 1 for f in tmp_path.rglob("step_*.jsonl.zst")):
+        time.sleep(0.05)
+        assert child.poll() is None
     child.send_signal(signal.SIGINT)
     _, errors = child.communicate()
     assert child.returncode == 130, errors

@@ -111,7 +111,7 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     HOW,
     "--resume/--fresh",
     default=True,
-    help="Go on with samples that are there, or drop them and start anew.",
+    help="Go on with samples and verdicts that are there, or sample and judge anew.",
 )
 @pages.option(HOW, "--keep", is_flag=True, help="Keep weights that were downloaded from the Hub.")
 @pages.option(
@@ -133,13 +133,6 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
     flag_value=ANY_CLUSTER,
     metavar="[ADDRESS]",
     help="Samplers on a Ray cluster: HOST:PORT or auto; alone: RAY_ADDRESS, else this machine.",
-)
-@pages.option(
-    HOW,
-    "--slurm",
-    type=click.IntRange(min=1),
-    metavar="K",
-    help="Print an array script of K parts with --gpus GPUs each (default 1), and of the tables.",
 )
 @pages.option(
     HOW,

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rlfe import config, remote
 from rlfe.checkpoints import Listing, find
-from rlfe.cli import evaluation_kl, evaluation_output, evaluation_slurm, output
+from rlfe.cli import evaluation_kl, evaluation_output, output
 from rlfe.cli.eval import RUNS_OWN
 from rlfe.cli.evaluation_checks import before_work, check_base
 from rlfe.cli.evaluation_output import Options, Results
 from rlfe.cli.interrupts import second_stops_at_once
+from rlfe.cli.judges import make_judge
 from rlfe.cli.pull import cache_root
 from rlfe.engines.fallback import evaluated
 from rlfe.errors import PartialError, RequestError
@@ -51,8 +52,6 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
     places = HubPlaces(weights_hash, keep=options.keep, patience=Patience(say=output.note))
     with ExitStack() as stack:
         cluster = None
-        if options.slurm is not None:
-            evaluation_slurm.check(options)
         if options.ray is not None:
             from rlfe.cli.evaluation_ray import connected, run_on_ray
 
@@ -60,9 +59,6 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
         on_gpu = None if cluster is None else cluster.gpus > 0
         listing, jobs = _jobs(options, environment, places, on_gpu)
         pairs = evaluation_kl.pairs_of(options, jobs) if options.kl else []
-        if options.slurm is not None:
-            evaluation_slurm.show(options, jobs)
-            return
         if options.dry_run:
             evaluation_kl.dry_run(pairs)
             evaluation_output.dry_run(options, jobs)
@@ -75,7 +71,7 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
         else:
             if options.gpus is not None:
                 _on_gpus(options.gpus, options.runs_dir, environment)
-            results, report, tier = _run(options, jobs, places)
+            results, report, tier = _run(options, jobs, places, environment)
         results.kl += evaluation_kl.measure(options, pairs, places)
     evaluation_output.show(options, results, report, tier)
     evaluation_output.settle(options, listing, results, report, wanted)
@@ -234,7 +230,9 @@ def _say_skipped(listing: Listing) -> None:
         output.warn(f"{path} is left out: {reason}" + (f" ({details})" if details else ""))
 
 
-def _run(options: Options, jobs: Sequence[Job], places: Places) -> Run:
+def _run(
+    options: Options, jobs: Sequence[Job], places: Places, environment: Mapping[str, str]
+) -> Run:
     """Run the jobs with progress; tables and plot are written after each."""
     results, start = Results(), time.monotonic()
     same = _never_same if options.engine_per_checkpoint else same_engine
@@ -242,7 +240,7 @@ def _run(options: Options, jobs: Sequence[Job], places: Places) -> Run:
     say_plan(jobs)
     with ExitStack() as stack:
         stack.callback(samplers.close)
-        judges = stack.enter_context(JudgeOnDemand(lambda: _judge(options)))
+        judges = stack.enter_context(JudgeOnDemand(lambda: _judge(options, environment)))
         watch = ScoreWatch(options, results, len(jobs))
         stack.callback(watch.end)
         report = run_jobs(jobs, samplers, judges, places, watch)
@@ -274,10 +272,13 @@ def _never_same(first: Job, second: Job) -> bool:
     return first.target == second.target
 
 
-def _judge(options: Options) -> Judge:
-    from rlfe.sandbox.pool import Judge
-
-    return Judge(workers=options.workers, require_isolation=options.require_isolation)
+def _judge(options: Options, environment: Mapping[str, str]) -> Judge:
+    return make_judge(
+        environment,
+        workers=options.workers,
+        require_isolation=options.require_isolation,
+        fresh=not options.resume,
+    )
 
 
 class ScoreWatch(Watch):
