@@ -136,6 +136,13 @@ def numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> tup
 )
 @pages.option(
     HOW,
+    "--slurm",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Print an array script of K parts with --gpus GPUs each (default 1), and of the tables.",
+)
+@pages.option(
+    HOW,
     "--shard",
     metavar="I/K",
     help="This process does part I of K of the problems; without it afterwards for the tables.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlfe import config, remote
 from rlfe.checkpoints import Listing, find
-from rlfe.cli import evaluation_kl, evaluation_output, output
+from rlfe.cli import evaluation_kl, evaluation_output, evaluation_slurm, output
 from rlfe.cli.eval import RUNS_OWN
 from rlfe.cli.evaluation_checks import before_work, check_base
 from rlfe.cli.evaluation_output import Options, Results
@@ -52,6 +52,8 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
     places = HubPlaces(weights_hash, keep=options.keep, patience=Patience(say=output.note))
     with ExitStack() as stack:
         cluster = None
+        if options.slurm is not None:
+            evaluation_slurm.check(options)
         if options.ray is not None:
             from rlfe.cli.evaluation_ray import connected, run_on_ray
 
@@ -59,6 +61,9 @@ def evaluate(options: Options, environment: Mapping[str, str]) -> None:
         on_gpu = None if cluster is None else cluster.gpus > 0
         listing, jobs = _jobs(options, environment, places, on_gpu)
         pairs = evaluation_kl.pairs_of(options, jobs) if options.kl else []
+        if options.slurm is not None:
+            evaluation_slurm.show(options, jobs)
+            return
         if options.dry_run:
             evaluation_kl.dry_run(pairs)
             evaluation_output.dry_run(options, jobs)

@@ -54,6 +54,7 @@ class Options:
     verify_reload: bool
     gpus: int | None
     ray: str | None
+    slurm: int | None
     kl: bool
     runs_dir: Path
     dry_run: bool
