@@ -84,6 +84,8 @@ class Prompt:
 class Sampling:
     """Every sampling value, always explicit.
 
+    `logprobs`: whether log-probabilities are wanted; without, an engine may leave them empty.
+
     `Sampling(n=8, temperature=1.0, max_tokens=512, seed=7)`
     """
 
@@ -96,6 +98,7 @@ class Sampling:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    logprobs: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,8 @@ class Request:
 class Completion:
     """One sampled continuation; stop-string and end tokens are in `token_ids`, not in `text`.
 
-    `logprobs` are the behaviour policy's, one per token, at the sampling temperature.
+    `logprobs` are the behaviour policy's, one per token, at the sampling temperature (or none,
+    where `Sampling.logprobs` is off).
 
     `Completion(token_ids=(5, 2), logprobs=(-0.1, -0.7), text="4", finish=Finish.STOP)`
     """
@@ -198,7 +202,8 @@ class Batch:
 class StepRecord:
     """One line of metrics.jsonl. `StepRecord(step=1, version=1, behavior_version=0, metrics={...})`
 
-    `seconds` holds wall time by phase and is kept apart from `metrics`, which are reproducible.
+    `seconds` holds wall time by phase, `speed` what follows from it; they are kept apart from
+    `metrics`, which are reproducible.
     """
 
     step: int
@@ -206,6 +211,7 @@ class StepRecord:
     behavior_version: int
     metrics: Mapping[str, Any]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    speed: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from rlfe.engines.adapter import learner_name, stored_name
 from rlfe.engines.base import Snapshot
 from rlfe.engines.learner import TransformersLearner
 from rlfe.engines.vllm import VllmSampler
-from rlfe.engines.vllm_settings import Settings, engine_arguments, fits, installed
+from rlfe.engines.vllm_settings import (
+    Settings,
+    engine_arguments,
+    fits,
+    installed,
+    may_share_process,
+)
 from rlfe.errors import RequestError, RlfeError
 from rlfe.types import Batch, Finish, Prompt, Request, Sampling
 from tests.tiny_model import write_tiny_model
@@ -344,6 +351,19 @@ def test_a_token_limit_and_an_end_token_are_told_apart(
 
 @quiet
 @with_vllm
+def test_the_same_tokens_come_without_log_probabilities(
+    sampler: VllmSampler, checkpoints: list[Path]
+) -> None:
+    sampler.load(checkpoints[0])
+    request = a_request(sampler, n=4, temperature=1.0, max_tokens=20)
+    plain = replace(request, sampling=replace(request.sampling, logprobs=False))
+    full, bare = (dict(sampler.generate([one]))["a"] for one in (request, plain))
+    assert [part.token_ids for part in bare] == [part.token_ids for part in full]
+    assert [part.logprobs for part in bare] == [()] * 4
+
+
+@quiet
+@with_vllm
 def test_a_prompt_without_room_is_refused_by_name_and_the_engine_goes_on(
     sampler: VllmSampler, checkpoints: list[Path]
 ) -> None:
@@ -484,3 +504,14 @@ def test_the_engine_ends_with_a_run_that_is_killed(checkpoints: list[Path], tmp_
         assert len(family) >= 1
         _, alive = psutil.wait_procs(family, timeout=60)
         assert alive == []
+
+
+def test_the_engine_shares_our_process_only_on_one_gpu_of_a_run_in_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert may_share_process("cuda", False, 1)
+    assert not may_share_process("cpu", True, 1)
+    assert not may_share_process("cuda:1", False, 1)  # chosen by an environment variable
+    assert not may_share_process("cuda", False, 2)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    assert not may_share_process("cuda", False, 1)

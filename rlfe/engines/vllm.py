@@ -28,6 +28,7 @@ from rlfe.engines.vllm_settings import (
     Settings,
     engine_arguments,
     fits,
+    may_share_process,
     need_vllm,
     starting,
 )
@@ -61,8 +62,9 @@ class VllmSampler:
         float_head: Keep logits in float32 (the weights stay as they are).
         thinking: The chat template's switch; None: not passed.
         lora: LoRA settings; snapshots are then adapters and are served as such.
-        same_process: Run the engine core in this process. One of its own overlaps its scheduling
-            with ours and leaves our torch (threads, generators, process group) as it is.
+        same_process: Run the engine core in this process. None: on one GPU of a run in one
+            process; else a process of its own, which leaves our torch (threads, process group)
+            as it is, but takes as long again to send every token between the two.
     """
 
     name = "vllm"
@@ -85,12 +87,14 @@ class VllmSampler:
         thinking: bool | None = None,
         revision: str | None = None,
         lora: Lora | None = None,
-        same_process: bool = False,
+        same_process: bool | None = None,
     ) -> None:
         need_vllm()
         from rlfe.engines.weights import device_of
 
         on_cpu = device_of(device).type == "cpu"
+        if same_process is None:
+            same_process = may_share_process(device, on_cpu, tensor_parallel)
         self._folder, self._thinking, self._lora = model_folder(path, revision), thinking, lora
         self._settings = Settings(
             dtype=dtype or ("float32" if on_cpu else "bfloat16"),

@@ -40,8 +40,8 @@ def sampling_params(sampling: Sampling, tokenizer: HfTokenizer, *, own_seed: boo
         ignore_eos=False,
         max_tokens=sampling.max_tokens,
         min_tokens=0,
-        logprobs=0,  # of the sampled token only
-        flat_logprobs=True,
+        logprobs=0 if sampling.logprobs else None,  # of the sampled token only
+        flat_logprobs=sampling.logprobs,
         detokenize=bool(sampling.stop),
         include_stop_str_in_output=False,  # cut from the text; the tokens stay
         skip_special_tokens=True,
@@ -65,10 +65,11 @@ def _completion(
         text = output.text
     else:
         text = tokenizer.decode(tokens[:-1] if finish is Finish.STOP else tokens)
-    flat = output.logprobs  # the sampled token's comes first at every position
+    flat = output.logprobs  # the sampled token's comes first at every position; None: not asked for
+    starts = () if flat is None else flat.start_indices
     return Completion(
         token_ids=tokens,
-        logprobs=tuple(flat.logprobs[place] for place in flat.start_indices),
+        logprobs=tuple(flat.logprobs[place] for place in starts),
         text=text,
         finish=finish,
         policy_step=policy_step,

@@ -93,6 +93,18 @@ def _version() -> tuple[int, int] | None:
     return None
 
 
+def may_share_process(device: str, on_cpu: bool, tensor_parallel: int) -> bool:
+    """Whether an engine core can live in this process without changing what else it does.
+
+    Not on a CPU (vLLM binds threads to cores), not with a GPU of its own choice or several (they
+    are chosen by an environment variable), not where torch already has a process group.
+    """
+    import torch
+
+    alone = not (torch.distributed.is_available() and torch.distributed.is_initialized())
+    return not on_cpu and tensor_parallel == 1 and ":" not in device and alone
+
+
 def engine_arguments(folder: Path, settings: Settings) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM` for a model folder."""
     arguments: dict[str, Any] = {

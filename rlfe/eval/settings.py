@@ -245,4 +245,5 @@ def request_sampling(
         seed=seed,
         stop=prompt.stop,
         stop_token_ids=stop_token_ids,
+        logprobs=False,  # the store keeps none
     )
