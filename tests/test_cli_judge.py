@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from rlfe.cli import main, output
+from rlfe.cli.judges import make_judge
+from rlfe.errors import RlfeError
 from rlfe.eval.store import Sample, Store
+from rlfe.sandbox.pool import WEAK, Judge
 from rlfe.sandbox.verdicts import Verdicts, default_file, key
-from rlfe.types import Status, Verdict
+from rlfe.tasks import get
+from rlfe.tasks.base import Reply
+from rlfe.types import Finish, Status, Verdict
 
 RIGHT = "def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n"
 WRONG = "def similar_elements(a, b):\n    return tuple(a)\n"
@@ -93,6 +98,25 @@ def test_a_line_that_does_not_fit_is_named(
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("data", [b"\x1f\x8b\x08\0\0", b'{"task_id": "Mbpp/2"}\n\xff\xfe'])
+def test_a_binary_file_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes
+) -> None:
+    file = tmp_path / "s.jsonl.gz"
+    file.write_bytes(data)
+    assert rlfe("judge", "--task", "mbpp_plus", "--samples", str(file)) == 2
+    told = capsys.readouterr().err
+    assert "is no text in UTF-8: byte " in told
+    assert "Traceback" not in told
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    file = tmp_path / "s.jsonl"
+    row = json.dumps({"gold": 5, "response": "#### 5"})
+    file.write_bytes(b"\xef\xbb\xbf" + row.encode() + b"\n")
+    assert rlfe("judge", "--task", "gsm8k", "--samples", str(file)) == 0
+
+
 def test_other_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = samples(tmp_path / "s.jsonl", [{"task_id": "Mbpp/2", "solution": RIGHT}])
     for words, code, said in (
@@ -130,6 +154,57 @@ def test_verdicts_are_kept_across_runs_where_there_is_a_home(
     assert json.loads(capsys.readouterr().out)["rows"] == first  # the same seconds: not run again
     assert rlfe(*words, "--fresh", environment=home) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0]["status"] == "passed"
+
+
+def test_a_second_run_judges_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rewards too: the judge of a second training run is asked for no program."""
+    home = {"XDG_CACHE_HOME": str(tmp_path)}
+    task = get("mbpp")
+    replies = [
+        Reply(key=p.id, problem=p, prompt=task.prompt(p, "chat"), text=p.answer,
+              finish=Finish.STOP)
+        for p in task.problems("train")[:3]
+    ]  # fmt: skip
+    with make_judge(home, workers=1) as judge:
+        first = dict(task.judge(replies, judge))
+    asked: list[Any] = []
+    with make_judge(home, workers=1) as judge:
+        monkeypatch.setattr(judge, "submit", lambda case, deliver: asked.append(case))
+        assert dict(get("mbpp").judge(replies, judge)) == first
+    assert asked == []
+    with make_judge(home, workers=1, fresh=True) as judge:
+        assert judge.verdicts.get(task.verdict_key(replies[0].problem.id, "")) is None
+        assert {v.status for _, v in get("mbpp").judge(replies, judge)} == {Status.PASSED}
+
+
+@pytest.mark.parametrize("kind", ["no database", "no folder"])
+def test_a_file_that_is_no_use_is_told_once_and_judging_goes_on(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "rlfe"
+    if kind == "no folder":
+        place.write_text("a file")
+    else:
+        place.mkdir()
+        (place / "verdicts.sqlite").write_bytes(b"no database at all" * 100)
+    file = samples(tmp_path / "s.jsonl", [{"task_id": "Mbpp/2", "solution": RIGHT}] * 2)
+    words = ("judge", "--task", "mbpp_plus", "--samples", file)
+    assert rlfe(*words, environment={"XDG_CACHE_HOME": str(tmp_path)}) == 0
+    assert capsys.readouterr().err.count("verdicts are not kept for other runs") == 1
+
+
+@pytest.mark.parametrize("tier", ["filters", "limits"])
+def test_a_weaker_tier_warns_once_and_says_why(tier: str) -> None:
+    told: list[str] = []
+    try:
+        with Judge(1, jail=tier, warn=told.append) as judge:
+            judge.tier["refused"] = {"namespaces": "Operation not permitted"}
+            judge._warn_once()
+    except RlfeError:
+        pytest.skip(f"the tier {tier} is not possible on this system")
+    assert len(told) == 2  # at the start, and asked for here
+    assert told[0] == WEAK[tier]
+    assert told[1].endswith("[namespaces: Operation not permitted]")
 
 
 def test_timeouts_and_faults_of_ours_do_not_reach_the_file(tmp_path: Path) -> None:

@@ -10,11 +10,15 @@ from rlfe.cli.main import run
 from tests.test_checkpoints import checkpoint
 
 
+STOPPED = dict.fromkeys(("endless loop", "memory bomb", "file write", "socket"), "stopped")
+tried = checks._tried
+
+
 @pytest.fixture(autouse=True)
 def no_token_and_no_sandbox(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    ends = ("namespaces", ["passed", "timeout", "crashed"])
-    monkeypatch.setattr(checks, "_try_programs", lambda: ends)
+    good = {"tier": "namespaces", "by": "python", "refused": {}, "tried": STOPPED}
+    monkeypatch.setattr(checks, "_tried", lambda: good)
     monkeypatch.setattr(checks, "gpu_names", list)
 
 
@@ -63,14 +67,31 @@ def test_changed_data_ends_with_3_and_names_the_file(capsys, monkeypatch, tmp_pa
 @pytest.mark.parametrize(
     ("tier", "ends", "mark"),
     [
-        ("namespaces", ["passed", "timeout", "crashed"], "ok"),
-        ("limits", ["passed", "timeout", "crashed"], "warn"),
-        ("namespaces", ["passed", "passed", "crashed"], "FAIL"),
+        ("namespaces", {}, "ok"),
+        ("limits", {}, "warn"),
+        ("filters", {"file write": "open"}, "warn"),
+        ("namespaces", {"endless loop": "open"}, "FAIL"),
     ],
 )
 def test_isolation_is_judged_by_what_really_happened(monkeypatch, tier, ends, mark):
-    monkeypatch.setattr(checks, "_try_programs", lambda: (tier, ends))
-    assert [finding.mark for finding in checks.isolation()] == [mark]
+    facts = {"tier": tier, "by": "python", "refused": {}, "tried": STOPPED | ends}
+    monkeypatch.setattr(checks, "_tried", lambda: facts)
+    (found,) = checks.isolation()
+    assert found.mark == mark
+    assert found.value.startswith(f"tier {tier} by python; tried and stopped: ")
+    assert [f"not stopped: {name}" in found.value for name in ends] == [True] * len(ends)
+
+
+def test_every_stronger_tier_has_a_line_that_says_why_it_is_not_in_force(monkeypatch):
+    refused = {"namespaces": "Operation not permitted", "filters": "the kernel has no Landlock"}
+    facts = {"tier": "limits", "by": "python", "refused": refused, "tried": STOPPED}
+    monkeypatch.setattr(checks, "_tried", lambda: facts)
+    _, *rows = checks.isolation()
+    assert [(row.mark, row.name, row.value) for row in rows] == [
+        ("-", "isolation tier namespaces", "not possible: Operation not permitted"),
+        ("-", "isolation tier filters", "not possible: the kernel has no Landlock"),
+    ]
+    assert all(row.fix for row in rows)
 
 
 def test_a_recipe_is_compared_with_the_free_disk(tmp_path):
@@ -92,8 +113,7 @@ def test_missing_training_packages_are_no_failure(monkeypatch):
 
 
 def test_the_real_sandbox_stops_a_loop_and_a_memory_bomb(monkeypatch):
-    pytest.importorskip("rlfe.sandbox.pool")
-    monkeypatch.undo()
-    tier, ends = checks._try_programs()
-    assert tier
-    assert ends == ["passed", "timeout", "crashed"]
+    monkeypatch.setattr(checks, "_tried", tried)
+    first, *_ = checks.isolation()
+    assert "endless loop, memory bomb" in first.value
+    assert first.mark in ("ok", "warn")

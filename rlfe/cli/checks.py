@@ -12,10 +12,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata, resources, util
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlfe import __version__, checkpoints
 from rlfe.errors import RlfeError
@@ -68,7 +68,7 @@ def versions() -> Iterator[Finding]:
 
 def engines() -> Iterator[Finding]:
     """What may sample and learn here."""
-    for name, needs in (("transformers", "train"), ("vllm", "vllm")):
+    for name, needs in (("transformers", "train"), ("vllm", "vllm"), ("tinker", "tinker")):
         there = util.find_spec(name) is not None and (name != "transformers" or _has_torch())
         fix = "" if there else f"pip install 'rlfe[{needs}]'"
         version = _version(name) if there else "not installed"
@@ -124,46 +124,43 @@ def data() -> Finding:
     return Finding(OK, "packaged data", f"{len(wanted)} files as published")
 
 
+STRONGER = {
+    "namespaces": "allow user namespaces, or install bubblewrap",
+    "filters": "use Linux 5.13 or later with Landlock and seccomp",
+}
+
+
 def isolation() -> Iterator[Finding]:
-    """The isolation tier, tried with a right program, an endless loop and a memory bomb."""
+    """The tier in force and what it really stopped; then every stronger one, and why not that."""
     if sys.platform == "win32":
         yield Finding(WARN, "isolation", "programs cannot be judged on Windows", "use WSL2")
         return
     try:
-        tier, ends = _try_programs()
+        facts = _tried()
     except (RlfeError, OSError, EOFError, RuntimeError) as error:
         value = " ".join(str(error).split())[:200]
-        yield Finding(
-            FAIL, "isolation", f"the sandbox does not start: {value}", "see rlfe judge -v"
-        )
+        yield Finding(FAIL, "isolation", f"the sandbox does not start: {value}", "run it on Linux")
         return
-    wanted = ("passed", "timeout", "crashed")
-    if tuple(ends) != wanted:
-        value = f"tier {tier}; right program, loop, memory bomb ended {', '.join(ends)}"
-        yield Finding(FAIL, "isolation", value, f"expected {', '.join(wanted)}")
-    elif tier == "limits":
-        value = "tier limits: time and memory are limited, files and network are open"
+    ends = facts["tried"]
+    left_open = [name for name, end in ends.items() if end != "stopped"]
+    stopped = ", ".join(name for name in ends if name not in left_open)
+    value = f"tier {facts['tier']} by {facts['by']}; tried and stopped: {stopped or 'nothing'}"
+    if left_open:
+        value += f"; not stopped: {', '.join(left_open)}"
+    if {"endless loop", "memory bomb"} & set(left_open):
+        yield Finding(FAIL, "isolation", value, "do not judge programs here")
+    elif left_open or facts["tier"] == "limits":
         yield Finding(WARN, "isolation", value, "run in a container, or on Linux with namespaces")
     else:
-        yield Finding(OK, "isolation", f"tier {tier}; a loop and a memory bomb were stopped")
+        yield Finding(OK, "isolation", value)
+    for name, why in facts["refused"].items():
+        yield Finding(ABSENT, f"isolation tier {name}", f"not possible: {why}", STRONGER[name])
 
 
-def _try_programs() -> tuple[str, list[str]]:
-    from rlfe.sandbox.parts import Case, Part
-    from rlfe.sandbox.pool import Judge
+def _tried() -> Mapping[str, Any]:
+    from rlfe.sandbox import tier
 
-    bomb = "x = bytearray(64 << 30)\ndef f():\n    return 1"
-    programs = ("def f():\n    return 1", "while True:\n    pass", bomb)
-    part = Part(
-        name="doctor",
-        mode="statements",
-        inputs=("assert f() == 1",),
-        check=lambda number, answer: True,
-    )
-    with Judge(workers=1) as judge:
-        cases = [Case(key=n, program=text, parts=(part,)) for n, text in enumerate(programs)]
-        ends = {case.key: str(outcome.status) for case, outcome in judge.run(cases)}
-        return str(judge.tier.get("tier", "unknown")), [ends[n] for n in range(len(programs))]
+    return tier()
 
 
 def token(repo: str | None) -> Finding:

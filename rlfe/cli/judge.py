@@ -16,10 +16,12 @@ import click
 
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
+from rlfe.cli.judges import make_judge
 from rlfe.errors import PartialError, RequestError
 from rlfe.types import Status, Verdict
 
 if TYPE_CHECKING:
+    from rlfe.sandbox.pool import Judge
     from rlfe.tasks.base import Task
     from rlfe.tasks.samples import Sample
 
@@ -69,7 +71,6 @@ def command(
     as_json: bool,
 ) -> None:
     """Judge samples of a file against a task's tests."""
-    from rlfe.sandbox.verdicts import default_file
     from rlfe.tasks import get
     from rlfe.tasks.samples import read
 
@@ -80,8 +81,13 @@ def command(
         verdicts = _by_evalplus(task, found, workers or 1)
         tier: Mapping[str, Any] = {"tier": "none", "by": "evalplus"}
     else:
-        cache = None if fresh else default_file(pages.environment(ctx))
-        verdicts, tier = _by_rlfe(task, found, workers, require_isolation, cache)
+        judge = make_judge(
+            pages.environment(ctx),
+            workers=workers,
+            require_isolation=require_isolation,
+            fresh=fresh,
+        )
+        verdicts, tier = _by_rlfe(task, found, judge)
     table = pass_rows(task, found, verdicts, counts_k)
     if as_json:
         output.document(
@@ -103,18 +109,11 @@ def command(
 
 
 def _by_rlfe(
-    task: Task,
-    samples: Sequence[Sample],
-    workers: int | None,
-    require_isolation: bool,
-    cache: Path | None,
+    task: Task, samples: Sequence[Sample], maker: Judge
 ) -> tuple[list[Verdict], Mapping[str, Any]]:
     if not task.runs_programs:
         return _judged(task, samples, None), {}
-    from rlfe.sandbox.pool import Judge
-
-    with Judge(workers=workers, require_isolation=require_isolation, cache=cache) as judge:
-        _warn_if_open(judge.tier)
+    with maker as judge:
         return _judged(task, samples, judge), judge.tier
 
 
@@ -130,14 +129,6 @@ def _judged(task: Task, samples: Sequence[Sample], judge: Any) -> list[Verdict]:
                 found[start + place] = verdict
                 bar.advance(1)
     return [found[place] for place in range(len(samples))]
-
-
-def _warn_if_open(tier: Mapping[str, Any]) -> None:
-    if tier.get("tier") == "limits":
-        output.warn(
-            "programs run with limits only: files and the network are open to them "
-            "(--require-isolation refuses this)"
-        )
 
 
 def _by_evalplus(task: Task, samples: Sequence[Sample], workers: int) -> list[Verdict]:

@@ -41,6 +41,12 @@ def f():
         total += len(str(number)) + table[number % 1000][0] % 7
     return total
 """
+WEAK = {
+    "limits": "programs run with limits only: files are open to them, and on macOS the network "
+    "(--require-isolation refuses this)",
+    "filters": "programs run behind filters, without namespaces: they can see names of files and "
+    "processes of the same user",
+}
 GRACE_SECONDS = 10.0  # a worker that says nothing for this long beyond a job's limit is lost
 
 
@@ -73,6 +79,7 @@ class Judge:
         require_isolation: Refuse the tier `limits` (files and network open).
         cache: File that keeps verdicts across runs; None keeps them while the pool lives.
         jail: `auto` for the strongest tier that works here, or the name of one.
+        warn: Told once, at the start, of a tier below the strongest or of a file that is no use.
     """
 
     def __init__(
@@ -82,10 +89,11 @@ class Judge:
         *,
         jail: str = "auto",
         cache: Path | None = None,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
         usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
         self.size = max(1, min(workers or usable, usable))
-        self.require_isolation, self._jail = require_isolation, jail
+        self.require_isolation, self._jail, self._warn = require_isolation, jail, warn
         self._incoming: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
         self._pending: list[tuple[float, int, _Ticket]] = []
         self._confirm: list[_Ticket] = []
@@ -127,7 +135,16 @@ class Judge:
             self.__exit__()
             raise
         self.scale = max(1.0, self.probe_seconds / REFERENCE_PROBE_SECONDS)
+        self._warn_once()
         return self
+
+    def _warn_once(self) -> None:
+        tier = self.tier["tier"]
+        if self._warn is not None and tier in WEAK:
+            why = "; ".join(f"{name}: {text}" for name, text in self.tier["refused"].items())
+            self._warn(f"{WEAK[tier]}{f' [{why}]' if why else ''}")
+        if self._warn is not None and self.verdicts.trouble:
+            self._warn(f"verdicts are not kept for other runs: {self.verdicts.trouble}")
 
     def _chosen_jail(self) -> str:
         """`auto` is bubblewrap where it works; then the worker itself takes what it can get."""

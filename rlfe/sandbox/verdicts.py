@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlfe.sandbox.inside.wire import VERSION
 from rlfe.types import Status, Verdict
@@ -50,25 +51,19 @@ class Verdicts:
         self._memory: dict[bytes, Verdict] = {}
         self._lock = threading.Lock()
         self._file: sqlite3.Connection | None = None
+        self.trouble = ""  # why the file is not used, if it is not
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(
-                path, timeout=30, isolation_level=None, check_same_thread=False
-            )
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=OFF")  # a lost verdict is judged again
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, verdict TEXT)"
-            )
+            try:
+                self._file = _opened(path)
+            except (sqlite3.Error, OSError) as error:
+                self.trouble = f"{path}: {error}"
 
     def get(self, name: bytes) -> Verdict | None:
         """The verdict under a key, if it is known."""
         with self._lock:
             found = self._memory.get(name)
-            if found is None and self._file is not None:
-                row = self._file.execute(
-                    "SELECT verdict FROM verdicts WHERE key = ?", (name,)
-                ).fetchone()
+            if found is None:
+                row = self._ask("SELECT verdict FROM verdicts WHERE key = ?", (name,))
                 if row is not None:
                     found = self._memory[name] = _read(row[0])
             return found
@@ -79,15 +74,33 @@ class Verdicts:
             return
         with self._lock:
             self._memory[name] = verdict
-            if self._file is not None and verdict.status not in PASSING:
-                self._file.execute(
-                    "INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (name, _written(verdict))
-                )
+            if verdict.status not in PASSING:
+                row = (name, _written(verdict))
+                self._ask("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", row)
+
+    def _ask(self, text: str, values: tuple[Any, ...]) -> Any:
+        """First row of the answer; a file that fails is not asked again: judging goes on."""
+        if self._file is None:
+            return None
+        try:
+            return self._file.execute(text, values).fetchone()
+        except sqlite3.Error as error:
+            self.trouble, self._file = str(error), None
+            return None
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _opened(path: Path) -> sqlite3.Connection:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+    file.execute("PRAGMA journal_mode=WAL")
+    file.execute("PRAGMA synchronous=OFF")  # a lost verdict is judged again
+    file.execute("CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, verdict TEXT)")
+    return file
 
 
 def _written(verdict: Verdict) -> str:

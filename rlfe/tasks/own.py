@@ -191,7 +191,41 @@ def _verdict(score: float) -> Verdict:
     return Verdict(status=status, facts={"right": score, "total": 1})
 
 
-class SourcedMbpp(Mbpp):
+class _Sourced:
+    """Problems from the rows of `data.source`, each split read once."""
+
+    def __init__(self, *, data: Data, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.data = data
+        self.notes: list[str] = []
+        self._loaded: dict[str, tuple[Problem, ...]] = {}
+
+    @staticmethod
+    def made(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:
+        """The problem of one row; `name` is its id if it has none. Raises RequestError."""
+        raise NotImplementedError
+
+    @staticmethod
+    def about(problem: Problem) -> Mapping[str, Any]:
+        """What of a problem decides on verdicts and prompts."""
+        raise NotImplementedError
+
+    def problems(self, split: str) -> tuple[Problem, ...]:
+        if split not in self._loaded:
+            rows = sources.rows(self.data, split, self.notes)
+            self._loaded[split] = tuple(
+                self.made(row, n, split, sources.problem_id(self.data, split, f"rows/{n}"))
+                for n, row in enumerate(rows)
+            )
+        return self._loaded[split]
+
+    def data_sha256(self) -> str:
+        return sources.digest(
+            self.about(problem) for found in self._loaded.values() for problem in found
+        )
+
+
+class SourcedMbpp(_Sourced, Mbpp):
     """Rows with `prompt` and `tests` (asserts), judged like MBPP.
 
     An assert that is not `expression == literal` runs in the jail, where an always-equal object can
@@ -200,32 +234,21 @@ class SourcedMbpp(Mbpp):
 
     SETTINGS = ("cpu_seconds", "fraction", "data")
 
-    def __init__(self, *, data: Data, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.data = data
-        self.notes: list[str] = []
-        self._loaded: dict[str, tuple[Problem, ...]] = {}
+    @staticmethod
+    def made(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:
+        return _asserted(row, number, split, name)
 
-    def problems(self, split: str) -> tuple[Problem, ...]:
-        if split not in self._loaded:
-            rows = sources.rows(self.data, split, self.notes)
-            self._loaded[split] = tuple(
-                _asserted(row, n, split, sources.problem_id(self.data, split, f"rows/{n}"))
-                for n, row in enumerate(rows)
-            )
-        return self._loaded[split]
+    @staticmethod
+    def about(problem: Problem) -> Mapping[str, Any]:
+        return {
+            "prompt": problem.prompt, "tests": problem.tests, "setup": problem.extra["setup"],
+        }  # fmt: skip
 
     def prompt(self, problem: Problem, style: str, examples: Sequence[str] = ()) -> Prompt:
         check_style(style, self.name)
         if examples:
             raise RequestError("problems of data.source show no examples")
         return mbpp.prompt(problem, style, ())
-
-    def data_sha256(self) -> str:
-        found = [p for problems in self._loaded.values() for p in problems]
-        return sources.digest(
-            {"prompt": p.prompt, "tests": p.tests, "setup": p.extra["setup"]} for p in found
-        )
 
     def parts(self, problem: Problem, judge: Judge) -> tuple[Part, ...]:
         if not problem.extra["in_jail"]:
@@ -280,29 +303,18 @@ def _is_plain(test: str) -> bool:
     return True
 
 
-class SourcedGsm8k(Gsm8k):
+class SourcedGsm8k(_Sourced, Gsm8k):
     """Rows with `question` and `answer` (its number after `####`), judged like GSM8K."""
 
     SETTINGS = ("mode", "data")
 
-    def __init__(self, *, data: Data, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.data = data
-        self.notes: list[str] = []
-        self._loaded: dict[str, tuple[Problem, ...]] = {}
+    @staticmethod
+    def made(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:
+        return _questioned(row, number, split, name)
 
-    def problems(self, split: str) -> tuple[Problem, ...]:
-        if split not in self._loaded:
-            rows = sources.rows(self.data, split, self.notes)
-            self._loaded[split] = tuple(
-                _questioned(row, n, split, sources.problem_id(self.data, split, f"rows/{n}"))
-                for n, row in enumerate(rows)
-            )
-        return self._loaded[split]
-
-    def data_sha256(self) -> str:
-        found = [p for problems in self._loaded.values() for p in problems]
-        return sources.digest({"prompt": p.prompt, "answer": p.answer} for p in found)
+    @staticmethod
+    def about(problem: Problem) -> Mapping[str, Any]:
+        return {"prompt": problem.prompt, "answer": problem.answer}
 
 
 def _questioned(row: Mapping[str, Any], number: int, split: str, name: str) -> Problem:

@@ -42,9 +42,16 @@ class Sample:
 def read(path: Path, task: Task) -> list[Sample]:
     """The samples of a file, in order; raises RequestError with file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except FileNotFoundError:
         raise NotFoundError(f"{path} does not exist", hint="Give --samples a JSONL file.") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{path} is no text in UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}",
+            hint="Give --samples a JSONL file, unpacked.",
+        ) from None
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from None
     known = _by_name(task)
     found = [
         _sample(path, number, line, known, task)

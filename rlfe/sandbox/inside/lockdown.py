@@ -27,7 +27,8 @@ class Jail:
 
     def __init__(self, tier: str, scratch: str) -> None:
         self.tier, self.scratch = tier, scratch
-        self.has_seccomp = _trial(_filter_this_process)
+        self.has_seccomp = not _trial(_filter_this_process)
+        self.refused: dict[str, str] = {}  # stronger tiers, and why not
         self.rules = -1  # Landlock
         self.own_pids = self.fresh = self.as_nobody = False
         self.by = "python"
@@ -45,6 +46,7 @@ class Jail:
             "landlock": landlock.version() if self.rules >= 0 else 0,
             "uid": namespaces.NOBODY if self.as_nobody else os.geteuid(),
             "tmpfs": self.fresh,
+            "refused": self.refused,
         }
 
     def script_files(self, text: str) -> tuple[int, int]:
@@ -207,13 +209,16 @@ def enter(options: Mapping[str, Any]) -> Jail:
     wanted = options["jail"]
     _AT_START, tasks = _address_space(), _tasks_of_user()
     order = TIERS if wanted == "auto" else (wanted,)
-    jail = None
+    refused: dict[str, str] = {}
     for tier in order:
-        jail = _SETUPS[tier](options)
-        if jail is not None:
+        try:
+            jail = _SETUPS[tier](options)
             break
-    if jail is None:
-        raise OSError(f"the tier {wanted} is not possible here")
+        except OSError as error:
+            refused[tier] = str(error)
+    else:
+        raise OSError(f"the tier {wanted} is not possible here: {refused[wanted]}")
+    jail.refused = refused
     jail.tasks = tasks + THREADS
     if kernel.SUPPORTED and not jail.has_seccomp:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a program left comes to us
@@ -241,16 +246,16 @@ def _tasks_of_user() -> int:
     return count
 
 
-def _namespaces(options: Mapping[str, Any]) -> Jail | None:
+def _namespaces(options: Mapping[str, Any]) -> Jail:
     """The new root is tried in a child first: a half-made one cannot be left again."""
     if not kernel.SUPPORTED:
-        return None
+        raise OSError("needs Linux on x86_64 or aarch64")
     if options.get("bubblewrap"):
         return _bubblewrapped()
     root = f"{options['scratch']}/root"
     os.makedirs(root, exist_ok=True)
-    if not _trial(lambda: namespaces.enter(root, options["packages"])):
-        return None
+    if why := _trial(lambda: namespaces.enter(root, options["packages"])):
+        raise OSError(why)
     got = namespaces.enter(root, options["packages"])
     jail = Jail("namespaces", namespaces.SCRATCH)
     jail.own_pids = jail.fresh = got["own_user_namespace"]
@@ -258,16 +263,21 @@ def _namespaces(options: Mapping[str, Any]) -> Jail | None:
     return jail
 
 
-def _trial(attempt: Callable[[], object]) -> bool:
-    """Whether something that cannot be undone works: tried in a child."""
+def _trial(attempt: Callable[[], object]) -> str:
+    """Why something that cannot be undone does not work, tried in a child; "" if it does."""
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             attempt()
-        except BaseException:
+        except BaseException as error:
+            os.write(writer, f"{error or type(error).__name__}".encode()[:200])
             os._exit(1)
         os._exit(0)
-    return os.waitpid(pid, 0)[1] == 0
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        why = pipe.read().decode()
+    return why if os.waitpid(pid, 0)[1] == 0 else why or "the trial ended early"
 
 
 def _filter_this_process() -> None:
@@ -303,19 +313,18 @@ def _bubblewrapped() -> Jail:
     return jail
 
 
-def _filters(options: Mapping[str, Any]) -> Jail | None:
-    if not kernel.SUPPORTED or landlock.version() < 1 or not _trial(_filter_this_process):
-        return None
+def _filters(options: Mapping[str, Any]) -> Jail:
+    if not kernel.SUPPORTED or landlock.version() < 1:
+        raise OSError("the kernel has no Landlock")
+    if why := _trial(_filter_this_process):
+        raise OSError(f"no seccomp: {why}")
     scratch, site = _folders(options)
     listed = [*places.library_folders(), places.STDLIB, site]
     packages = [path for _, path in places.packages(options["packages"])]
     jail = Jail("filters", scratch)
-    try:
-        jail.rules = landlock.ruleset(
-            [*places.readable_entries(), *packages], listed, places.DEVICES, scratch
-        )
-    except OSError:
-        return None
+    jail.rules = landlock.ruleset(
+        [*places.readable_entries(), *packages], listed, places.DEVICES, scratch
+    )
     jail.as_nobody = os.geteuid() == 0 and _nobody_can_read(packages)
     places.forget_packages(site)
     return jail
@@ -347,7 +356,7 @@ def _nobody_can_read(packages: list[str]) -> bool:
         for path in (f"{places.STDLIB}/os.py", *packages):
             os.listdir(path) if os.path.isdir(path) else os.close(os.open(path, os.O_RDONLY))
 
-    return _trial(read)
+    return not _trial(read)
 
 
 def take(steps: Iterable[kernel.Step]) -> None:
