@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from rlfe.sandbox import bubblewrap
 from rlfe.sandbox.encoding import encode
+from rlfe.sandbox.inside import kernel
 from rlfe.sandbox.parts import Case, Part
 from rlfe.sandbox.pool import Judge
 from rlfe.types import Status
@@ -105,7 +107,43 @@ def test_without_isolation_no_hostile_program_is_accepted_either() -> None:
     assert [name for name in hostile.REFUSED if ends[name].startswith("passed")] == []
 
 
-AS_NOBODY = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
+def open_the_way(project: str) -> None:
+    """As root: let an ordinary user reach interpreter and project, in a mount namespace of our own.
+
+    A folder on the way that is closed to others (such as /root) is covered by an empty one, and
+    what is needed is shown in it again at its old path.
+    """
+    needed = {os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, project)}
+    closed = [
+        str(folder)
+        for path in needed
+        for folder in reversed(Path(path).parents)
+        if not folder.stat().st_mode & 0o001
+    ]
+    if not closed:
+        return
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
+    aside = {path: tempfile.mkdtemp() for path in needed if path.startswith(tuple(closed))}
+    for path, kept in aside.items():
+        kernel.mount(path, kept, "", kernel.MS_BIND | kernel.MS_REC)
+    for folder in closed:
+        if os.path.isdir(folder) and not os.stat(folder).st_mode & 0o001:
+            kernel.mount("tmpfs", folder, "tmpfs", 0, "mode=0755,size=1m")
+    for path, kept in aside.items():
+        os.makedirs(path, exist_ok=True)
+        kernel.mount(kept, path, "", kernel.MS_BIND | kernel.MS_REC)
+        kernel.unmount(kept)
+        os.rmdir(kept)
+
+
+AS_NOBODY = f"""
+from tests.test_hostile import open_the_way
+open_the_way(sys.argv[1])
+os.setgroups([])
+os.setgid({NOBODY})
+os.setuid({NOBODY})
+"""
 AS_MAPPED = """
 from rlfe.sandbox.inside import kernel
 kernel.unshare(kernel.CLONE_NEWUSER)
@@ -148,10 +186,12 @@ def test_the_suite_holds_for_an_ordinary_user_too(jail: str, become: str) -> Non
         cwd="/",
         check=False,
     )
-    unreadable = "PermissionError" in ended.stderr and "check_all" not in ended.stderr
-    if unreadable or "possible False" in ended.stdout:
-        pytest.skip("that user cannot read this interpreter or start such a jail here")
+    if "possible False" in ended.stdout:
+        pytest.skip("that user cannot start such a jail here")
+    if "open_the_way" in ended.stderr:
+        pytest.skip("this root may not mount, and that user cannot read this interpreter")
     assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "possible True" in ended.stdout
 
 
 def test_isolation_can_be_required() -> None:
