@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlfe.errors import NotFoundError, RequestError
-from rlfe.eval.leaks import ALIKE, Texts, likeness, overlap, words
+from rlfe.eval.leaks import ALIKE, Texts, likeness, overlap, source_wordings, words
 from rlfe.eval.report.analysis import ONE_SEED
 from rlfe.eval.report.gather import read_groups, read_runs
 from rlfe.eval.report.page import page
@@ -211,13 +211,25 @@ def test_the_packaged_problems_are_disjoint_by_id() -> None:
     assert ("mbpp/820", "mbpp_plus/455") in {(t.training, t.evaluation) for t in found.twins}
 
 
+def test_what_mbpp_plus_rewords_is_compared_in_both_wordings() -> None:
+    from rlfe.tasks import get
+
+    sets = get("mbpp").problems("train"), get("mbpp_plus").problems("test")
+    pairs = {("mbpp/831", "mbpp_plus/564"), ("mbpp/528", "mbpp_plus/290")}
+    asked = overlap(*sets, True)
+    assert not pairs & {(t.training, t.evaluation) for t in asked.twins if t.why == "text"}
+    both = overlap(*sets, True, source_wordings("mbpp_plus"))
+    assert pairs <= {(t.training, t.evaluation) for t in both.twins if t.why == "text"}
+    assert [sum(t.why == "text" for t in found.twins) for found in (asked, both)] == [49, 65]
+
+
 @given(st.lists(st.frozensets(st.sampled_from("abcdefghijkl"), max_size=8), min_size=1, max_size=9))
 def test_the_nearest_text_is_found_without_comparing_with_all(sets: list[frozenset[str]]) -> None:
     mine, *others = sets
     problems = [problem(f"p/{i}", " ".join(sorted(found))) for i, found in enumerate(others)]
-    exact = [(likeness(words(problem("x", " ".join(mine))), words(p)), p.id) for p in problems]
+    exact = [(likeness(words(" ".join(mine)), words(p.prompt)), p.id) for p in problems]
     best = max((pair for pair in exact if pair[0] >= ALIKE), default=(0.0, ""))
-    assert Texts(problems).nearest(words(problem("x", " ".join(mine)))) == best
+    assert Texts(problems).nearest(words(" ".join(mine))) == best
 
 
 PROBE = """

@@ -82,6 +82,43 @@ def test_the_paired_test_errs_4_to_6_percent_of_the_time() -> None:
     assert (wrong_K / trials <= 0.06).all(), wrong_K
 
 
+@pytest.mark.slow
+def test_intervals_cover_93_to_97_percent_at_full_size() -> None:
+    """378 problems, 160 samples, B = 10000: a score over problems, and a paired difference.
+
+    The truth of a difference is 0: both checkpoints move by the same law.
+    """
+    source, trials = np.random.default_rng(21), 2000
+    weights_BP = draw_weights(P, 10_000, source)
+    truth_K, columns = np.array([population_mean(k) for k in KS]), np.array(KS) - 1
+    score_K, paired_K = np.zeros(len(KS)), np.zeros(len(KS))
+    for _ in range(trials):
+        rate_P = rates(source)
+        low_K, high_K = over_problems(scores(source, rate_P)[:, columns], weights_BP)
+        score_K += (low_K <= truth_K) & (truth_K <= high_K)
+        a_PK, b_PK = (scores(source, moved(source, rate_P))[:, columns] for _ in range(2))
+        low_K, high_K = over_problems(a_PK - b_PK, weights_BP)
+        paired_K += (low_K <= 0) & (high_K >= 0)
+    for hits_K in (score_K, paired_K):
+        assert (hits_K / trials >= 0.93).all(), (score_K / trials, paired_K / trials)
+        assert (hits_K / trials <= 0.97).all(), (score_K / trials, paired_K / trials)
+
+
+@pytest.mark.slow
+def test_the_paired_test_errs_4_to_6_percent_of_the_time_at_full_size() -> None:
+    """378 problems, 160 samples; the signs are drawn anew for every hundred trials."""
+    source, trials = np.random.default_rng(22), 4000
+    columns, wrong_K = np.array(KS) - 1, np.zeros(len(KS))
+    for trial in range(trials):
+        if trial % 100 == 0:
+            signs_BP = draw_signs(P, source, 999)
+        rate_P = rates(source)
+        a_PK, b_PK = (scores(source, moved(source, rate_P))[:, columns] for _ in range(2))
+        wrong_K += sign_flip_p(a_PK - b_PK, signs_BP) <= 0.05
+    assert (wrong_K / trials >= 0.04).all(), wrong_K / trials
+    assert (wrong_K / trials <= 0.06).all(), wrong_K / trials
+
+
 def test_pairing_makes_errors_as_small_as_stated() -> None:
     source = np.random.default_rng(2)
     rate_P = rates(source)

@@ -63,14 +63,14 @@ def _digests() -> dict[str, str]:
 
 def computed_proof() -> dict[str, Any]:
     """The same from the problems themselves; takes seconds."""
-    from rlfe.eval.leaks import ALIKE, overlap
+    from rlfe.eval.leaks import ALIKE, overlap, source_wordings
     from rlfe.tasks import get, mbpp
 
     training = mbpp.training_problems()
     against = {}
     for name in AGAINST:
         problems = get(name).problems("test")
-        found = overlap(training, problems, same_source=True)
+        found = overlap(training, problems, True, source_wordings(name))
         texts = {_plain(problem.prompt) for problem in problems}
         against[name] = {
             "problems": found.evaluation,

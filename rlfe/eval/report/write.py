@@ -165,7 +165,8 @@ def leak_check(runs: Sequence[Run], groups: Sequence[Mapping[str, Any]]) -> list
                 found.append({"text": text, "rows": []})
                 continue
             same = train.startswith("mbpp") and task.startswith("mbpp")
-            result = leaks.overlap(get(train).problems("train"), get(task).problems("test"), same)
+            training, scored_ones = get(train).problems("train"), get(task).problems("test")
+            result = leaks.overlap(training, scored_ones, same, leaks.source_wordings(task))
             rows = [list(twin) for twin in result.twins]
             found.append({"text": f"{train} against {task}: {result.text}.", "rows": rows})
     return found
