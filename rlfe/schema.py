@@ -273,6 +273,21 @@ class Engine(Section):
     sleep: bool = key(False, "free the sampler's cache while the learner works (vllm)")
 
 
+class Compute(Section):
+    gradient_checkpointing: bool | Literal["auto"] = key(
+        False, "compute layers again for the gradient; auto: where it would not fit otherwise"
+    )
+    token_budget: Count | None = key(
+        None, "tokens of a forward pass, padding included; None: 16384 (GPU), 2048 (CPU)"
+    )
+    logits: Literal["chunked", "full", "liger"] = key(
+        "chunked", "some tokens at a time, all at once in float32, or by liger-kernel"
+    )
+    peak_tflops: Positive | Literal["measured"] | None = key(
+        None, "what MFU is a share of; None: the GPU's data sheet, measured: by a trial"
+    )
+
+
 class Service(Section):
     model: str | None = key(
         None, "name of the base model at the service (tinker); None: model.path"
@@ -356,6 +371,7 @@ class Recipe(Section):
     validate_: Validate = Field(default=Validate(), alias="validate")
     stop: Stop = Stop()
     engine: Engine = Engine()
+    compute: Compute = Compute()
     service: Service = Service()
     track: Track = Track()
     run: Run = Run()

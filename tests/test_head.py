@@ -39,7 +39,7 @@ def a_batch(rows: int = 5, width: int = 12, seed: int = 0) -> Batch:
     )
 
 
-def a_model(kind: str, **facts: Any) -> Any:
+def a_model(kind: str, attention: str = "eager", **facts: Any) -> Any:
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
@@ -50,7 +50,7 @@ def a_model(kind: str, **facts: Any) -> Any:
         torch.manual_seed(0)
         return (
             getattr(transformers, f"{kind}ForCausalLM")
-            ._from_config(config, attn_implementation="eager")
+            ._from_config(config, attn_implementation=attention)
             .eval()
         )
 

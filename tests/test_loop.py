@@ -28,7 +28,7 @@ def exact(one_thread: None) -> None:
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what costs time or memory."""
-    costs = ("seconds", "memory")
+    costs = ("seconds", "memory", "speed")
     return [
         {name: value for name, value in line.items() if name not in costs}
         for line in read_jsonl(folder / "metrics.jsonl")

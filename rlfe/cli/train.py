@@ -23,6 +23,7 @@ from rlfe import config, sweeps
 from rlfe.budget import overruns, step_seconds, used_gpus
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
+from rlfe.cli.training_summary import summary, summary_lines
 from rlfe.engines.fallback import settled
 from rlfe.errors import PartialError, RequestError, RlfeError
 from rlfe.naming import cell_of, cell_of_run, format_cell
@@ -289,8 +290,11 @@ def _report(
     beyond = overruns(recipe.study, [step_seconds(lines)], used_gpus(recipe.engine))
     for text in beyond:
         output.warn(text)
+    speed = summary(lines)
+    for text in summary_lines(speed):
+        output.note(text)
     if options["as_json"]:
-        output.document(_document(run, ending, kept, lines, beyond))
+        output.document(_document(run, ending, kept, lines, beyond) | {"speed": speed})
     else:
         output.table(("run", "status", "steps", "checkpoints"), [_row(run, ending, kept)])
     if ending.status == "nothing_left":

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlfe.checkpoints import kept_steps
+from rlfe.cli.memory_plan import memory_facts, memory_line, memory_warning
 from rlfe.config import Resolved
 from rlfe.recipe_checks import notes
 from rlfe.rundir import RunDir
@@ -52,6 +53,7 @@ def plan(resolved: Resolved, run: RunDir, command: str, unchecked: Sequence[str]
         **_work(recipe),
         **_storage(recipe, run),
         **_engine(resolved),
+        **memory_facts(recipe),
         "notes": list(notes(recipe)),
     }
     values = [(key, value, resolved.origins[key]) for key, value in resolved.values().items()]
@@ -126,6 +128,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     each = "size unknown before the model is here" if size is None else f"{_gigabytes(size)} each"
     needed = facts["bytes_needed"]
     total = "" if needed is None else f"{_gigabytes(needed)} with the state; "
+    memory = memory_line(facts)
     return [
         "",
         f"run          {facts['path']}",
@@ -134,6 +137,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"({facts['rollouts_per_step']} rollouts)",
         f"checkpoints  {len(kept)}: {shown} ({each})",
         f"disk         {total}{_gigabytes(facts['bytes_free'])} free",
+        *([memory] if memory else []),
         f"engine       {facts['sampler']} samples, {facts['learner']} learns, device "
         f"{facts['device']} ({facts['engine_why']})",
     ]
@@ -143,6 +147,9 @@ def _warnings(facts: dict[str, Any]) -> list[str]:
     found = []
     if facts["bytes_needed"] is not None and facts["bytes_needed"] > facts["bytes_free"]:
         found.append("the disk is too small for this run; set save.keep or save.every")
+    memory = memory_warning(facts)
+    if memory is not None:
+        found.append(memory)
     return found
 
 

@@ -189,6 +189,7 @@ def _transformers_learner(recipe: Recipe, share: bool) -> Learner:
         threads=recipe.engine.threads,
         temperature=recipe.train.temperature,
         micro_batch=recipe.train.micro_batch_rollouts,
+        **_compute(recipe),
         betas=(optim.beta1, optim.beta2),
         eps=optim.eps,
         weight_decay=optim.weight_decay,
@@ -197,6 +198,20 @@ def _transformers_learner(recipe: Recipe, share: bool) -> Learner:
         revision=recipe.model.revision,
         share=share,
     )
+
+
+def _compute(recipe: Recipe) -> dict[str, Any]:
+    """`[compute]` as the learner takes it, with `auto` decided."""
+    from rlfe.engines.memory import needs_checkpointing
+
+    compute, peak = recipe.compute, recipe.compute.peak_tflops
+    chosen = compute.gradient_checkpointing
+    return {
+        "tokens": compute.token_budget,
+        "logits": compute.logits,
+        "checkpointing": needs_checkpointing(recipe) if chosen == "auto" else chosen,
+        "peak": peak * 1e12 if isinstance(peak, float) else peak,
+    }
 
 
 def _tinker(recipe: Recipe) -> tuple[Sampler, Learner]:

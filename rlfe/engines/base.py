@@ -190,21 +190,25 @@ class Learner(Protocol):
 class Work:
     """What a learner computed: passes, their tokens, how many of these are padding, model FLOPs.
 
-    `peak`: FLOP/s that the device can do, None where that is not known. `notes`: what a user
-    should be told.
+    `notes`: what a user should be told.
     """
 
     passes: int
     tokens: int
     padding: int
     flops: float
-    peak: float | None = None
     notes: tuple[str, ...] = ()
 
 
 @runtime_checkable
 class Counting(Protocol):
-    """A learner that counts what it computes; one on a server does not."""
+    """A learner that counts what it computes; one on a server does not.
+
+    `peak`: FLOP/s that its device can do, None where that is not known.
+    """
+
+    @property
+    def peak(self) -> float | None: ...
 
     def work(self) -> Work:
         """What was computed since the last call."""

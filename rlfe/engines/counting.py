@@ -12,10 +12,10 @@ from rlfe.types import Batch
 
 
 class Counter:
-    """Sums over passes until somebody takes them. `Counter(flops_of(model), peak=None)`"""
+    """Sums over passes until somebody takes them. `Counter(flops_of(model))`"""
 
-    def __init__(self, flops: Flops, peak: float | None) -> None:
-        self._flops, self._peak = flops, peak
+    def __init__(self, flops: Flops) -> None:
+        self._flops = flops
         self._notes: list[str] = []
         self._start()
 
@@ -46,7 +46,6 @@ class Counter:
             tokens=self._tokens,
             padding=self._padding,
             flops=self._done,
-            peak=self._peak,
             notes=tuple(self._notes),
         )
         self._notes.clear()

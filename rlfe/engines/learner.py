@@ -107,7 +107,7 @@ class TransformersLearner:
             fused=self._device.type in ("cpu", "cuda"),
         )
         self._packs = can_share(self.model, self._device.type)
-        self._work = Counter(flops_of(self.model), peak_of(self._device, peak))
+        self._work, self._peak = Counter(flops_of(self.model)), peak_of(self._device, peak)
         if checkpointing:
             recompute_layers(self.model)
         self._reference: Any = None
@@ -168,6 +168,11 @@ class TransformersLearner:
         for name, gradient in gradients.items():
             own = self._trained[name].grad
             self._trained[name].grad = gradient if own is None else own.add_(gradient)
+
+    @property
+    def peak(self) -> float | None:
+        """FLOP/s that the device can do, None where that is not known."""
+        return self._peak
 
     def work(self) -> Work:
         """What the passes since the last call computed."""

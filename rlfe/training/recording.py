@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlfe.config import flat
+from rlfe.engines.base import Counting
 from rlfe.records import append_jsonl, plain
-from rlfe.training.clock import Clock, peak_memory
+from rlfe.training.clock import Clock, peak_memory, speeds
 from rlfe.training.job import Job
 from rlfe.training.selection import Selection
 from rlfe.training.state import Progress
@@ -45,15 +46,19 @@ def record(
     job: Job, trackers: Trackers, step: int, metrics: Mapping[str, Any], clock: Clock
 ) -> None:
     """One line in metrics.jsonl; what costs time or memory stands apart from what is computed."""
+    seconds = clock.seconds()
+    peak = job.learner.peak if isinstance(job.learner, Counting) else None
+    rollouts = metrics["filter/groups"] * job.recipe.train.group_size
     made = StepRecord(
         step=step + 1,
         version=step,
         behavior_version=step - metrics["lag"],
         metrics={**ABSENT, **metrics},
-        seconds=clock.seconds(),
+        seconds=seconds,
+        speed=speeds(metrics, seconds, rollouts=rollouts, peak=peak),
     )
     head = {"step": made.step, "version": made.version, "behavior_version": made.behavior_version}
-    costs = {"seconds": made.seconds, "memory": peak_memory()}
+    costs = {"seconds": made.seconds, "memory": peak_memory(), "speed": made.speed}
     if job.ranks.first:
         append_jsonl(job.run.metrics, {**head, **made.metrics, **costs})
     trackers.log(made)
@@ -121,6 +126,7 @@ ABSENT: dict[str, None] = dict.fromkeys(
         *("loss/policy", "loss/kl", "loss/entropy", "loss/replay", "loss/total"),
         *("loss/dual_clipped", "entropy", "save/merge_delta"),
         *("optim/lr", "optim/grad_norm", "optim/steps", "optim/skipped"),
+        *("update/passes", "update/tokens", "update/padding_share", "update/flops"),
         *("ratio/p05", "ratio/p50", "ratio/p95", "ratio/max", "ratio/logratio_std"),
         *("clip/tokens", "clip/groups", "clip/adv_mass", "clip/clip_mass", "clip/common_mass"),
         *("clip/adv_share", "clip/clip_raw", "clip/clip_active"),

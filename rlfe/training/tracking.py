@@ -194,12 +194,13 @@ class Tensorboard:
 
 
 def tracked(record: StepRecord) -> dict[str, float]:
-    """The finite numbers of a record, wall times as `seconds/<phase>`."""
+    """The finite numbers of a record, wall times as `seconds/<phase>`, rates as `speed/<name>`."""
     values = {
         "version": record.version,
         "behavior_version": record.behavior_version,
         **record.metrics,
         **{f"seconds/{phase}": value for phase, value in record.seconds.items()},
+        **{f"speed/{name}": value for name, value in record.speed.items()},
     }
     return {
         name: value

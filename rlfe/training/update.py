@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from rlfe.engines.base import Pass
+from rlfe.engines.base import Counting, Pass, Work
 from rlfe.randomness import generator
 from rlfe.training import batching, diagnostics, staleness
 from rlfe.training.diagnostics import Metrics, TokenTable, row_nll, token_table
@@ -39,6 +39,7 @@ class Updates:
     mismatch: Metrics = field(default_factory=dict)
     fresh: staleness.Freshness | None = None
     grad_share: float | None = None
+    work: Work | None = None
 
     @property
     def skipped(self) -> int:
@@ -76,6 +77,7 @@ def update(
     parts = _mini_batches(job, step, sum(len(group.rollouts) for group in chosen.kept_groups))
     if not parts:
         return done
+    _work(job, step)  # what was computed outside of updates counts nowhere
     fresh = _fresh_batch(job, chosen, done)
     if buffer is not None:
         done.draw = buffer.draw(step, generator(job.seed, "replay", step))
@@ -86,7 +88,18 @@ def update(
         _optimiser_step(job, step, batch, entries[share], buffer, done)
         if lag == 0 and done.fresh is None:
             done.fresh = _agreement(job, done.tables[0])
+    done.work = _work(job, step)
     return done
+
+
+def _work(job: Job, step: int) -> Work | None:
+    """What the learner computed since the last call; what it has to say goes to the user."""
+    if not isinstance(job.learner, Counting):
+        return None
+    work = job.learner.work()
+    for note in work.notes:
+        job.warn(f"step {step + 1}: {note}")
+    return work
 
 
 def _mini_batches(job: Job, step: int, count: int) -> list[np.ndarray]:
@@ -242,6 +255,7 @@ def update_metrics(job: Job, done: Updates) -> Metrics:
         **done.mismatch,
         **(done.draw.metrics if done.draw else {}),
         **_replayed(done.replayed),
+        **_work_metrics(done.work),
         "replay/grad_share": done.grad_share,
         "lag/fresh_ok": None if done.fresh is None else int(done.fresh.ok),
         "lag/fresh_mean_abs": None if done.fresh is None else done.fresh.mean_abs_log_ratio,
@@ -258,6 +272,17 @@ def update_metrics(job: Job, done: Updates) -> Metrics:
             clip_high=recipe.loss.clip_high,
         )
     return metrics
+
+
+def _work_metrics(work: Work | None) -> Metrics:
+    if work is None:
+        return {}
+    return {
+        "update/passes": work.passes,
+        "update/tokens": work.tokens,
+        "update/padding_share": work.padding / work.tokens if work.tokens else None,
+        "update/flops": work.flops,
+    }
 
 
 LOSSES = ("loss/policy", "loss/kl", "loss/entropy", "loss/replay", "loss/total")
