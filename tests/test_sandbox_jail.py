@@ -53,6 +53,29 @@ def test_the_filter_is_a_valid_program_for_this_machine() -> None:
 
 
 @LINUX
+def test_the_filter_differs_between_processes_by_their_id_only() -> None:
+    first, second = (struct.unpack(f"<{len(c) // 4}I", c) for c in map(seccomp.program, (77, 78)))
+    differing = {pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]}
+    assert differing == {(77, 78)}
+    assert seccomp._ANY_PID not in first
+
+
+@LINUX
+def test_a_tier_that_is_not_possible_says_why_and_the_next_is_taken(tmp_path: Path) -> None:
+    program = """
+from rlfe.sandbox.inside import lockdown, namespaces
+def refuse(root, packages):
+    raise PermissionError(1, "Operation not permitted")
+namespaces.enter = refuse
+jail = lockdown.enter({"jail": "auto", "scratch": folder, "packages": {}})
+print(json.dumps([jail.tier, jail.facts()["refused"]]))
+"""
+    tier, refused = in_process(program, tmp_path)
+    assert tier in ("filters", "limits")
+    assert refused["namespaces"] == "[Errno 1] Operation not permitted"
+
+
+@LINUX
 def test_the_filter_refuses_processes_sockets_and_foreign_signals(tmp_path: Path) -> None:
     program = """
 import socket, threading

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlfe.sandbox.encoding import encode
-from rlfe.sandbox.parts import Case, Outcome, Part
+from rlfe.sandbox.parts import Case, Outcome, Part, value_record
 from rlfe.sandbox.pool import Judge
 from rlfe.types import Status
 
@@ -143,6 +144,29 @@ def test_a_timeout_is_run_again_alone_and_both_times_are_kept(judge: Judge) -> N
     assert result.first_cpu is not None
     assert 0.25 <= result.first_cpu < 1.0
     assert 0.4 <= result.cpu < 1.0
+
+
+def test_answers_that_are_known_to_be_right_need_no_check(judge: Judge) -> None:
+    checked: list[int] = []
+
+    def check(index: int, data: bytes) -> bool:
+        checked.append(index)
+        return False
+
+    known = Part(
+        name="asserts", mode="expressions", inputs=("add(2, 3)", "add(4, 6)", "add(1, 1)"),
+        check=check, right_records=(value_record(WANTED[0]), b"", value_record(encode(2))),
+    )  # fmt: skip
+    ((_, outcome),) = judge.run([Case(key=0, program=RIGHT, parts=(known,))])
+    assert checked == [1]  # the one without a record
+    assert (outcome.parts[0].right, outcome.detail) == (1, "input 1: wrong value")
+    every = replace(known, right_records=tuple(map(value_record, (*WANTED, encode(2)))))
+    ((_, outcome),) = judge.run([Case(key=0, program=RIGHT, parts=(every,))])
+    assert (outcome.status, outcome.parts[0].right) == (Status.PASSED, 3)
+    forged = f"import os\nos.write(3, {every.right_records[0] * 4!r})\n" + RIGHT
+    ((_, outcome),) = judge.run([Case(key=0, program=forged, parts=(every,))])
+    assert outcome.status is Status.FAILED
+    assert checked[0] == 1
 
 
 def test_judging_starts_when_it_is_asked_not_when_it_is_read(judge: Judge) -> None:

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -322,6 +323,16 @@ def test_every_canonical_program_passes(judge: Judge, name: str, count: int) -> 
     found = [(p.id, p, p.answer) for p in task.problems("test")]
     ends = Counter(str(v.status) for _, v in task.judge_programs(found, judge))
     assert ends == {"passed": count}
+
+
+def test_a_first_run_is_cut_by_the_reference_time_and_a_second_by_evalplus_rule() -> None:
+    task: Any = get("mbpp_plus")
+    pool: Any = SimpleNamespace(scale=1.5)
+    by_id = {p.id: p for p in task.problems("test")}
+    light, slow = (task.parts(by_id[f"mbpp_plus/{n}"], pool)[1] for n in (3, 392))
+    assert (light.screen_seconds, light.call_seconds, light.slow_calls) == (0.1, 1.0, {})
+    assert slow.screen_seconds == pytest.approx(2 * 1.5 * 0.265, abs=0.002)
+    assert max(slow.slow_calls.values()) == pytest.approx(4 * 1.5 * 0.265, abs=0.004)
 
 
 DELIBERATE = {"HumanEval/32"}  # evalplus 0.3.1 leaves its own loop early there and always says fail
