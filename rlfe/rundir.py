@@ -39,7 +39,10 @@ PACKAGES = (
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FULL_TEXTS = ("No space left", "os error 28", "os error 122", "os error 27", "failed writing file")
 # What may differ on resume: it changes no number of the run.
-FREE_KEYS = ("about", "track.", "run.resume", "matrix.", "study.")
+FREE_KEYS = (
+    *("about", "track.", "run.resume", "run.timeout_minutes", "service.timeout_seconds"),
+    *("matrix.", "study."),
+)
 
 
 def disk_full(error: BaseException) -> bool:

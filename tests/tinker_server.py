@@ -57,13 +57,14 @@ class Server:
     """State and answers; `start` serves it.
 
     reduction: "sum" as the API says; "mean" as SkyRL's JAX backend does, which reports no sums.
-    told_norm: whether optim_step tells the gradient norm.
+    told_norm: whether optim_step tells the gradient norm. gone: connections end without a reply.
     """
 
     model: Path
     root: Path
     reduction: str = "sum"
     told_norm: bool = True
+    gone: bool = False
     name: str = ""
     faults: list[Fault] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)  # paths, in order of arrival
@@ -333,6 +334,11 @@ class Handler(BaseHTTPRequestHandler):
     def _serve(self, answer: Callable[[str, bytes], Any]) -> None:
         path = self.path.removeprefix("/api/v1/")
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.server_.gone:
+            self.close_connection = True
+            return None
+        if path == self.path:  # beside the API: any web server
+            return self._reply(404, b"<html>nothing here</html>", "text/html")
         self.server_.requests.append(path)
         open_paths = path in ("healthz", "client/config") or path.startswith("files/")
         if not open_paths and self.headers.get("X-API-Key") != KEY:

@@ -38,6 +38,7 @@ from rlfe.types import Batch
 STATE = "tinker.json"
 KEPT_SECONDS = 30 * 24 * 3600  # how long the server is asked to keep snapshots and states
 NORMS = ("grad_norm", "unclipped_grad_l2")  # how servers call the norm before clipping
+MOVED_STEPS = 4  # after these, one more forward pass of the first batch
 SCORING, BACKWARD, STEPPING = "scoring a batch", "computing gradients", "stepping the optimiser"
 
 
@@ -77,12 +78,16 @@ class TinkerLearner:
         self._lineage = _digest(model, lora.rank, lora.alpha, lora.targets, lora.seed)
         self._pending: tuple[Any, ClientLoss] | None = None
         self._checked, self._saved = False, 0
+        self._first: tuple[Batch, np.ndarray] | None = None  # and how it was scored
+        self._steps = 0  # with a gradient, in this session
         self._scorers: dict[str, Any] = {}
 
     def forward_backward(self, batch: Batch, loss: LossFunction) -> Pass:
         self._finish_backward()
         rows, scored = datums(batch), ClientLoss(batch, loss)
         self._pending = (self._submitted(rows, scored), scored)
+        if self._steps == 0:
+            self._first = (batch, scored.logp_BL)
         if not self._checked:  # before the first optimiser step, not after it
             self._finish_backward(keep=True)
             self._checked = True
@@ -101,6 +106,9 @@ class TinkerLearner:
         self._finish_backward()
         metrics = self._service.wait(step, STEPPING).metrics or {}
         self._lineage = _digest(self._lineage, scored.digest(), lr, sorted(self._adam.items()))
+        if lr > 0 and scored.scale > 0:
+            self._steps += 1
+            self._check_moved()
         norm = next((v for k, v in metrics.items() if any(n in k for n in NORMS)), None)
         if norm is not None and not math.isfinite(norm):
             raise RlfeError(
@@ -247,6 +255,21 @@ class TinkerLearner:
             check_mean(metrics)
         if not keep:
             self._pending = None
+
+    def _check_moved(self) -> None:
+        """After some steps, once: they changed what the first batch's tokens are worth.
+
+        The identity of a version is what was sent (module docstring), so a server that steps an
+        optimiser without its weights would not show otherwise.
+        """
+        if self._steps != MOVED_STEPS or self._first is None:
+            return
+        batch, before_BL = self._first
+        if np.array_equal(self.logprobs(batch), before_BL):
+            raise RlfeError(
+                f"{MOVED_STEPS} optimiser steps at the service changed no log-probability",
+                hint="It does not train: check its versions (docs/tinker.md).",
+            )
 
     def _scorer(self, path: str) -> Any:
         """A sampling client that scores: of a snapshot, or of the base model ("")."""

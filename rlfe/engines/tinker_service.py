@@ -9,6 +9,7 @@ Try it: `TINKER_BASE_URL=http://localhost:8000 TINKER_API_KEY=tml-local rlfe tra
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -36,6 +37,8 @@ TIMEOUT_SECONDS = 3600  # without a reply to one request
 SILENT_SECONDS = 60  # in which nothing answers at that address any more
 PAUSE_SECONDS = 5  # between two looks at whether something does
 PING_SECONDS = 10
+# What they log is raised as well, or is the client's own bookkeeping.
+QUIET = ("tinker.lib.telemetry", "tinker.lib.retry_handler")
 RESUME = "Start it again, or wait until it answers, and go on with --resume."
 
 T = TypeVar("T")
@@ -70,6 +73,8 @@ class Service:
             )
         import tinker
 
+        for name in QUIET:
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         named: dict[str, Any] = {"base_url": self._url, "api_key": key}
         self.client: Any = self.call(lambda: tinker.ServiceClient(**named), OPENING)
         self.rest: Any = self.call(lambda: _rest(tinker, self.client, named), OPENING)
@@ -211,7 +216,8 @@ def translated(error: BaseException, phase: str, url: str) -> RlfeError:
     cause = _status_error(error)
     text = f"while {phase}: {reason(cause)}"
     place = shown(url)
-    if isinstance(cause, tinker.AuthenticationError | tinker.PermissionDeniedError):
+    no_key = type(cause) is tinker.TinkerError and "api_key" in text  # not even sent
+    if no_key or isinstance(cause, tinker.AuthenticationError | tinker.PermissionDeniedError):
         return NotAllowedError(f"the service at {place} refuses the key in {KEY} ({text})")
     failed = tinker.APIConnectionError | tinker.RateLimitError | tinker.InternalServerError
     if phase == OPENING and not isinstance(cause, failed):
