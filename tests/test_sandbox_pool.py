@@ -146,6 +146,30 @@ def test_a_timeout_is_run_again_alone_and_both_times_are_kept(judge: Judge) -> N
     assert 0.4 <= result.cpu < 1.0
 
 
+@pytest.mark.parametrize("at_a_time", [1, 2])
+def test_second_runs_have_no_first_run_beside_them(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    seen: list[tuple[bool, ...]] = []
+    give = Judge._give
+
+    def watched(self: Judge, worker: Any, ticket: Any, selector: Any) -> None:
+        give(self, worker, ticket, selector)
+        running = [w.run for w in self._workers if w.run is not None]
+        seen.append(tuple(run.first_cpu is not None for run in running))
+
+    with Judge(workers=2) as pool:
+        monkeypatch.setattr(Judge, "_give", watched)
+        pool._reruns = at_a_time
+        loop = part(cpu_seconds=0.3, call_seconds=0.3, screen_seconds=0.05)
+        texts = [f"while True: pass\n# {n}\n" for n in range(4)] + [RIGHT]
+        cases = [Case(key=n, program=t, parts=(loop,), confirm=True) for n, t in enumerate(texts)]
+        ends = {case.key: str(outcome.status) for case, outcome in pool.run(cases)}
+    assert ends == {**dict.fromkeys(range(4), "timeout"), 4: "passed"}
+    assert all(len(set(kinds)) == 1 for kinds in seen)  # first runs only, or second runs only
+    assert max(len(kinds) for kinds in seen if kinds[0]) == min(at_a_time, pool.size)
+
+
 def test_answers_that_are_known_to_be_right_need_no_check(judge: Judge) -> None:
     checked: list[int] = []
 
