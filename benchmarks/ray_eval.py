@@ -2,7 +2,8 @@
 
 What: a tiny model on two CPU slots. Plain: `--shard 1/2` and `--shard 2/2` at once, then the call
 that makes the tables. Ray: one call on a running cluster of two nodes with a CPU each. Wall time
-and CPU time of all processes, rounds alternating, medians; the tables have to be the same bytes.
+and CPU time of all processes, rounds alternating, the median of their ratios; the tables have to
+be the same bytes. `taskset -c 0,1` gives both the same two cores, Ray's own processes included.
 What not: GPUs, networks; the tiny model makes samples of a few milliseconds, so that what is
 around sampling weighs more than with a real one.
 Try: `python -m benchmarks.ray_eval --rounds 1 --limit 20`.
@@ -43,10 +44,9 @@ def main() -> None:
         with two_nodes() as (address, _):
             rounds = [one_round(root, address) for _ in range(asked.rounds)]
     for place, name in enumerate(("wall", "CPU")):
-        plain = statistics.median(times[0][place] for times in rounds)
-        ray = statistics.median(times[1][place] for times in rounds)
-        each = ", ".join(f"{times[1][place] / times[0][place]:.3f}" for times in rounds)
-        print(f"{name}: plain {plain:.1f} s, Ray {ray:.1f} s, ratio {ray / plain:.3f} ({each})")
+        ratios = [times[1][place] / times[0][place] for times in rounds]
+        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        print(f"{name}: Ray / plain, median of rounds {statistics.median(ratios):.3f} ({each})")
 
 
 def prepared(root: Path, model: Path, limit: int, samples: int) -> Path:

@@ -59,15 +59,26 @@ def start(root: Path, *words: str, **options: Any) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def children(command: str) -> list[int]:
-    """Process ids whose command line starts so; Ray names its actors `ray::Class.method`."""
-    found = []
+def children(command: str, everywhere: bool = False) -> list[int]:
+    """Process ids below this one (or of the machine) whose command line starts so.
+
+    Ray names its actors `ray::Class.method`.
+    """
+    parents, found = dict[int, int](), []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             try:
                 line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
             except OSError:
                 continue
-            if line.startswith(command):
+            parents[int(folder.name)] = int(stat[1])
+            if line.startswith(command) and stat[0] != "Z":
                 found.append(int(folder.name))
-    return sorted(found)
+    return sorted(pid for pid in found if everywhere or _is_below(pid, parents))
+
+
+def _is_below(pid: int, parents: dict[int, int]) -> bool:
+    while pid in parents and pid != os.getpid():
+        pid = parents[pid]
+    return pid == os.getpid()

@@ -47,7 +47,7 @@ def tables(root: Path) -> dict[str, bytes]:
 
 def ended(child: subprocess.Popen[str]) -> str:
     """Its words, after it has ended well."""
-    _, errors = child.communicate(timeout=300)
+    _, errors = child.communicate(timeout=900)
     assert child.returncode == 0, errors
     return errors
 
@@ -55,6 +55,15 @@ def ended(child: subprocess.Popen[str]) -> str:
 def stored(root: Path) -> int:
     """Bytes of samples on disk."""
     return sum(file.stat().st_size for file in root.rglob("step_*.jsonl.zst"))
+
+
+def wait_for_samplers(child: subprocess.Popen[str], count: int) -> None:
+    """With -v, each says when it is ready."""
+    assert child.stderr is not None
+    while count:
+        line = child.stderr.readline()
+        assert line, child.wait()
+        count -= line.endswith("is ready\n")
 
 
 def wait_for_samples(root: Path, child: subprocess.Popen[str]) -> None:
@@ -160,8 +169,8 @@ def test_a_killed_actor_costs_its_units_only(
     tiny_model: Path, tmp_path: Path, address: str, whole: dict[str, bytes]
 ) -> None:
     root = tiny_runs(tmp_path, tiny_model)
-    child = start(root, *WORDS, "--ray", address)
-    wait_for_samples(root, child)
+    child = start(root, *WORDS, "--ray", address, "-v")
+    wait_for_samplers(child, 2)
     os.kill(children("ray::Worker")[0], signal.SIGKILL)
     errors = ended(child)
     assert "is lost (ActorDiedError" in errors
@@ -205,27 +214,6 @@ def test_a_killed_driver_leaves_nothing_running_and_loses_nothing(
 
 
 @pytest.mark.slow
-def test_a_node_that_does_not_see_the_checkpoints_is_named(
-    tiny_model: Path, tmp_path: Path, address: str
-) -> None:
-    root = tiny_runs(tmp_path, tiny_model)
-    child = start(root, *WORDS, "--ray", address)
-    child.send_signal(signal.SIGSTOP)
-    child.send_signal(signal.SIGCONT)
-    hidden = tmp_path / "hidden"
-    while "samples to draw" not in (line := child.stderr.readline()):  # type: ignore[union-attr]
-        assert line or child.poll() is None
-        if line.startswith("Ray:"):  # planned here, then gone for the nodes
-            (root / "runs" / CELL / "global_step_2").rename(hidden)
-            (root / "runs" / CELL / "global_step_4").rename(tmp_path / "hidden4")
-    _, errors = child.communicate(timeout=120)
-    assert child.returncode == 2, errors
-    assert "there is no checkpoint at" in errors
-    assert "node " in errors
-    assert "file system that all nodes share" in errors
-
-
-@pytest.mark.slow
 def test_checkpoints_on_the_hub_are_fetched_by_the_nodes(tmp_path: Path, address: str) -> None:
     make_run(tmp_path / "here")
     hub = serve(tmp_path / "hub")
@@ -257,8 +245,8 @@ def test_a_killed_node_costs_its_units_only(
 ) -> None:
     root = tiny_runs(tmp_path, tiny_model)
     with two_nodes() as (address, raylet):
-        child = start(root, *WORDS, "--ray", address)
-        wait_for_samples(root, child)
+        child = start(root, *WORDS, "--ray", address, "-v")
+        wait_for_samplers(child, 2)
         os.kill(raylet, signal.SIGKILL)
         errors = ended(child)
     assert "is lost (" in errors

@@ -86,12 +86,12 @@ def test_a_cell_dies_with_what_started_it(place: Place) -> None:
         [sys.executable, "-c", textwrap.dedent(code)], env=environment(), cwd=REPOSITORY
     )
     begun(place.folder / "log")
-    running = children(f"{sys.executable} -m cell 61")
+    running = children(f"{sys.executable} -m cell 61", everywhere=True)
     assert len(running) == 1
     child.kill()
     child.wait()
     deadline = time.monotonic() + 30
-    while children(f"{sys.executable} -m cell 61"):
+    while children(f"{sys.executable} -m cell 61", everywhere=True):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
