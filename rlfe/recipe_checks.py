@@ -19,7 +19,7 @@ TINKER_ALPHA = 32.0  # the service's; SkyRL's api.py sets the same
 DEFAULT_SAMPLES, DEFAULT_SAMPLES_GSM8K = 160, 8  # docs/statistics.md
 
 
-def check(recipe: Recipe, *, training: bool = False) -> list[str]:
+def check(recipe: Recipe, *, training: bool = False, ranks: int = 1) -> list[str]:
     """Refuse settings that contradict each other (docs/algorithms.md 1, 2.3, 3, 7, 11).
 
     Returns what a user should know about settings that work but may not be meant.
@@ -27,6 +27,7 @@ def check(recipe: Recipe, *, training: bool = False) -> list[str]:
     Args:
         recipe: The resolved recipe.
         training: Ask also for what only training needs: a model and a prompt style.
+        ranks: Processes that train together.
 
     Raises:
         RequestError: Every contradiction, one a line.
@@ -41,7 +42,8 @@ def check(recipe: Recipe, *, training: bool = False) -> list[str]:
         lines += _training(recipe)
     if lines:
         raise RequestError("\n".join(lines), hint="Change one of the named keys with --set.")
-    return list(notes(recipe))
+    check_ranks(recipe, ranks)
+    return list(notes(recipe, ranks))
 
 
 def _training(recipe: Recipe) -> Iterator[str]:
@@ -210,6 +212,28 @@ def device_names(engine: Engine) -> list[str]:
     return [name.strip() for name in (engine.devices or "").split(",") if name.strip()]
 
 
+def check_ranks(recipe: Recipe, count: int) -> None:
+    """Refuse settings with which `count` ranks cannot train together.
+
+    Raises:
+        RequestError: Every contradiction, one a line.
+    """
+    engine, lines = recipe.engine, []
+    if count == 1:
+        return
+    if engine.learner != "transformers":
+        lines.append(f'engine.learner = "{engine.learner}" trains in one process, not in {count}')
+    if engine.sampler == "vllm" and engine.tensor_parallel > 1:
+        lines.append(
+            f"engine.tensor_parallel = {engine.tensor_parallel}: with {count} ranks every rank "
+            "samples on its own GPU"
+        )
+    if engine.device not in ("auto", "cuda", "cpu"):
+        lines.append(f'engine.device = "{engine.device}": every rank takes a GPU of its own')
+    if lines:
+        raise RequestError("\n".join(lines), hint="Change these with --set, or leave --gpus out.")
+
+
 def _gpus(engine: Engine) -> Iterator[str]:
     """Say that one process uses fewer GPUs than are asked for."""
     asked = max(engine.gpus_per_node or 1, len(device_names(engine)))
@@ -217,12 +241,19 @@ def _gpus(engine: Engine) -> Iterator[str]:
     if asked <= sampling:
         return
     used = f"one learns, {sampling} sample" if sampling > 1 else "one is used"
-    yield f"one process is built: {asked} GPUs are asked for, {used}"
+    alone = " --set engine.tensor_parallel=1" if sampling > 1 else ""
+    yield f"{asked} GPUs are asked for, {used}: rlfe train --gpus {asked}{alone} would use all"
 
 
-def notes(recipe: Recipe) -> Iterator[str]:
+def notes(recipe: Recipe, ranks: int = 1) -> Iterator[str]:
     """What a user should know about settings that work but may not be meant; recorded too."""
-    yield from _gpus(recipe.engine)
+    if ranks == 1:
+        yield from _gpus(recipe.engine)
+    elif (planned := recipe.engine.gpus_per_node or ranks) != ranks:
+        yield f"engine.gpus_per_node = {planned}, and {ranks} ranks train"
+    if ranks > recipe.train.prompts_per_step:
+        count = recipe.train.prompts_per_step
+        yield f"train.prompts_per_step = {count}: of {ranks} ranks some sample nothing"
     if recipe.train.group_size == 1:
         yield "train.group_size = 1: every advantage is 0, nothing is learned from rewards"
     if recipe.filter.strategy == "top_k" and recipe.filter.include_zero:

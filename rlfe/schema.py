@@ -259,7 +259,7 @@ class Engine(Section):
         None, "sequences generated at a time; None: 64 (transformers), 512 (vllm)"
     )
     gpus_per_node: Count | None = key(
-        None, "GPUs asked for; one process is built, so more than it uses is noted"
+        None, "GPUs that the study was planned for; rlfe train --gpus N starts that many ranks"
     )
     devices: str | None = key(None, 'GPUs to see such as "0,1"; None: as the process finds them')
     tensor_parallel: Count = key(1, "GPUs that share one sampler's weights (vllm)")
@@ -311,6 +311,9 @@ class Track(Section):
 class Run(Section):
     seed: CountOrZero = key(0, "run seed; everything random derives from it")
     resume: Literal["auto", "never"] = key("auto", "never refuses a folder that has checkpoints")
+    timeout_minutes: Positive = key(
+        30.0, "of several ranks: minutes that one waits for the others before the run ends"
+    )
 
 
 class Study(Section):

@@ -17,7 +17,10 @@ HEAVY = ("torch", "vllm", "transformers", "datasets", "pandas", "pyarrow", "matp
 PRINTS = {"precompute.py"}  # a maintenance script, run by hand to rewrite packaged data
 # vLLM and Ray take some settings, and CUDA its visible devices, in no other way; a service's
 # address and key are in no setting, so that no record holds them.
-READS_ENVIRONMENT = {"vllm_settings.py", "devices.py", "ray_cluster.py", "tinker_service.py"}
+READS_ENVIRONMENT = {
+    *("vllm_settings.py", "devices.py", "ray_cluster.py", "tinker_service.py"),
+    "launching.py",  # what a rank inherits
+}
 # What each kind of room may import of rlfe, beside itself.
 BASE = {
     path.stem for path in PACKAGE.glob("*.py") if path.stem not in (*BOTTOM, "__main__", "__init__")

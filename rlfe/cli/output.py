@@ -28,25 +28,38 @@ class _Talk:
     quiet: bool = False
     verbose: bool = False
     color: bool = True
+    mute: bool = False
 
 
 _talk = _Talk()
 
 
 def configure(
-    *, quiet: bool | None = None, verbose: bool | None = None, color: bool | None = None
+    *,
+    quiet: bool | None = None,
+    verbose: bool | None = None,
+    color: bool | None = None,
+    mute: bool | None = None,
 ) -> None:
     """Set by `cli/main.py` and by -q and -v: quiet silences notes, hints and progress.
 
-    None leaves a setting as it is.
+    `mute` silences everything: another process speaks. None leaves a setting as it is.
     """
+    _talk.mute = _talk.mute if mute is None else mute
     _talk.quiet = _talk.quiet if quiet is None else quiet
     _talk.verbose = _talk.verbose if verbose is None else verbose
     _talk.color = _talk.color if color is None else color
 
 
+def flags() -> list[str]:
+    """The options of a command that talks as this one does."""
+    return [flag for flag, on in (("-q", _talk.quiet), ("-v", _talk.verbose)) if on]
+
+
 def result(text: str) -> None:
     """The command's result, to stdout."""
+    if _talk.mute:
+        return
     try:
         print(text, file=sys.stdout, flush=True)
     except BrokenPipeError as problem:
@@ -103,29 +116,32 @@ def _cell(item: Any) -> str:
 
 def note(text: str) -> None:
     """Words about what goes on, to stderr."""
-    if not _talk.quiet:
+    if not _talk.quiet and not _talk.mute:
         print(text, file=sys.stderr, flush=True)
 
 
 def detail(text: str) -> None:
     """Words that only -v shows, to stderr."""
-    if _talk.verbose:
+    if _talk.verbose and not _talk.mute:
         print(text, file=sys.stderr, flush=True)
 
 
 def warn(text: str) -> None:
     """A warning, to stderr; -q does not silence it."""
-    print(_paint("33", f"warning: {text}"), file=sys.stderr, flush=True)
+    if not _talk.mute:
+        print(_paint("33", f"warning: {text}"), file=sys.stderr, flush=True)
 
 
 def hint(text: str) -> None:
     """The next command or step, to stderr: `hint("Next: rlfe eval --ckpt-glob 'runs/x/*'")`."""
-    if not _talk.quiet:
+    if not _talk.quiet and not _talk.mute:
         print(_paint("2", text), file=sys.stderr, flush=True)
 
 
 def error(problem: RlfeError) -> None:
     """What went wrong and what to do, to stderr."""
+    if _talk.mute:
+        return
     print(_paint("31", f"error: {problem.what}"), file=sys.stderr, flush=True)
     if problem.hint:
         print(problem.hint, file=sys.stderr, flush=True)
@@ -146,7 +162,7 @@ class Progress(Protocol):
 @contextlib.contextmanager
 def progress(label: str, total: int) -> Iterator[Progress]:
     """A bar on a terminal; else the label once and a plain line every 30 s. On stderr."""
-    if _talk.quiet:
+    if _talk.quiet or _talk.mute:
         yield _Silent()
     elif sys.stderr.isatty():
         with _bar(label, total) as bar:

@@ -9,12 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import signal
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +19,9 @@ from rlfe import config, sweeps
 from rlfe.budget import overruns, step_seconds, used_gpus
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
+from rlfe.cli.launching import launch, launched, stop_file
+from rlfe.cli.ranks import join, judge_workers, need_gpus_for, speak_up, speaking
+from rlfe.cli.screen import watched
 from rlfe.cli.training_summary import summary, summary_lines
 from rlfe.engines.fallback import settled
 from rlfe.errors import PartialError, RequestError, RlfeError
@@ -32,9 +31,9 @@ from rlfe.rundir import RunDir
 from rlfe.training.lock import refuse_if_held
 
 if TYPE_CHECKING:
+    from rlfe.engines.ranks import Ranks
     from rlfe.training.job import Job
     from rlfe.training.loop import Ending
-    from rlfe.types import StepRecord
 
 WHAT, WHERE, HOW = "What to run", "Where", "How"
 INTERRUPTED = 130
@@ -49,6 +48,7 @@ INTERRUPTED = 130
         "rlfe train --recipe lr-ladder --set model.path=Qwen/Qwen3-1.7B-Base"
         " --set optim.lr=6e-6 --set replay.strategy=hard_cooldown",
         "rlfe train --recipe tiny --resume",
+        "rlfe train --recipe deepcoder-top-p-0.9 --gpus 8 --set engine.tensor_parallel=1",
     ],
 )
 @pages.recipe_options
@@ -59,6 +59,13 @@ INTERRUPTED = 130
     "--engine",
     type=click.Choice(values.ENGINES),
     help="What samples and learns; default: the recipe's.",
+)
+@pages.option(
+    WHERE,
+    "--gpus",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Train in N processes on this machine, a GPU each; default: in this one.",
 )
 @pages.option(HOW, "--resume", is_flag=True, help="Go on with the run in that folder.")
 @pages.option(HOW, "--overwrite", is_flag=True, help="Replace the run in that folder.")
@@ -80,22 +87,40 @@ def command(ctx: click.Context, /, **options: Any) -> int:
     The run folder holds config, metrics, rollouts, checkpoints and the state to resume from.
     Ctrl-C ends the running step and saves; a second one stops at once.
     """
-    resolved = _resolved(ctx, options)
-    run = RunDir(options["runs_dir"] / _run_name(options["name"], resolved))
+    with speaking(pages.environment(ctx)) as ranks:
+        count = max(ranks.size, options["gpus"] or 1)
+        resolved = _resolved(ctx, options, count)
+        run = RunDir(options["runs_dir"] / _run_name(options["name"], resolved))
+        if options["dry_run"]:
+            _refuse(run, resolved, options)
+            _show_plan(resolved, run, options, count)
+            return 0
+        if count > ranks.size == 1:
+            _refuse(run, resolved, options)
+            need_gpus_for(resolved.recipe, count)
+            return launch(_words_of_a_rank(options), count)
+        join(ranks, resolved.recipe, options["gpus"])
+        if ranks.size > 1:
+            options["gpus"] = count if launched(pages.environment(ctx)) else None
+        try:
+            with ranks.guarded():
+                ranks.once(lambda: _refuse(run, resolved, options))
+                ending = _train(ctx, resolved, run, options, ranks)
+                ranks.close()
+        except RlfeError as problem:
+            speak_up(ranks, problem)
+            if "--overwrite" not in problem.hint:  # else it is the state itself that is not whole
+                _name_last_step(run, options)
+            raise
+    return _report(run, ending, resolved, options, ranks.size) if ranks.first else 0
+
+
+def _refuse(run: RunDir, resolved: config.Resolved, options: Mapping[str, Any]) -> None:
+    """RequestError if the run's folder is not free for what was asked."""
     if options["resume"] and options["overwrite"]:
         raise RequestError("--resume and --overwrite exclude each other", hint="Give one of them.")
     run.check(resolved.recipe, overwrite=options["overwrite"], resume=options["resume"])
     refuse_if_held(run)
-    if options["dry_run"]:
-        _show_plan(resolved, run, options)
-        return 0
-    try:
-        ending = _train(resolved, run, options)
-    except RlfeError as problem:
-        if "--overwrite" not in problem.hint:  # else it is the state itself that is not whole
-            _name_last_step(run, options)
-        raise
-    return _report(run, ending, resolved, options)
 
 
 def _run_name(given: str | None, resolved: config.Resolved) -> str:
@@ -121,7 +146,7 @@ def _run_name(given: str | None, resolved: config.Resolved) -> str:
     return given
 
 
-def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved:
+def _resolved(ctx: click.Context, options: Mapping[str, Any], ranks: int) -> config.Resolved:
     """The configuration, checked for what may not stand together.
 
     Raises:
@@ -140,7 +165,7 @@ def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved
     resolved, instead = settled(given)
     if instead is not None:
         output.warn(instead)
-    for text in config.check(resolved.recipe, training=True):
+    for text in config.check(resolved.recipe, training=True, ranks=ranks):
         output.warn(text)
     varied = sweeps.varied(resolved)
     if varied and options["dry_run"]:
@@ -153,7 +178,9 @@ def _resolved(ctx: click.Context, options: Mapping[str, Any]) -> config.Resolved
     return resolved
 
 
-def _show_plan(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any]) -> None:
+def _show_plan(
+    resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], ranks: int
+) -> None:
     from rlfe.cli.training_checks import checked_dry
     from rlfe.cli.training_plan import plan
 
@@ -163,7 +190,7 @@ def _show_plan(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any
 
         with Judge(workers=1, require_isolation=True):
             pass  # starting it is the check
-    made = plan(resolved, run, real_command(options), unchecked)
+    made = plan(resolved, run, real_command(options), unchecked, ranks)
     if options["as_json"]:
         output.document(made.document())
         return
@@ -182,7 +209,7 @@ def real_command(options: Mapping[str, Any]) -> str:
         words += ["--recipe", name]
     for text in options["sets"]:
         words += ["--set", text]
-    for flag in ("name", "engine", "seed"):
+    for flag in ("name", "engine", "seed", "gpus"):
         if options[flag] is not None:
             words += [f"--{flag}", str(options[flag])]
     if options["runs_dir"] != Path("runs"):
@@ -193,20 +220,35 @@ def real_command(options: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _train(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any]) -> Ending:
+def _words_of_a_rank(options: Mapping[str, Any]) -> list[str]:
+    """The command line of each process that the launcher starts."""
+    words = shlex.split(real_command({**options, "gpus": None}))[1:]
+    return [*words, *(["--json"] if options["as_json"] else []), *output.flags()]
+
+
+def _train(
+    ctx: click.Context,
+    resolved: config.Resolved,
+    run: RunDir,
+    options: Mapping[str, Any],
+    ranks: Ranks,
+) -> Ending:
     from rlfe.sandbox.pool import Judge
     from rlfe.training.loop import train
 
     recipe = resolved.recipe
-    output.note(f"{run.path}: {recipe.train.steps} steps, engine {recipe.engine.sampler}")
-    with Judge(require_isolation=options["require_isolation"]) as judge:
-        job = _job(resolved, run, options, judge)
-        label = f"training {run.name}"
-        with output.progress(label, recipe.train.steps) as bar, _watched(job, bar):
+    several = f", {ranks.size} ranks" if ranks.size > 1 else ""
+    output.note(f"{run.path}: {recipe.train.steps} steps, engine {recipe.engine.sampler}{several}")
+    with Judge(judge_workers(ranks), require_isolation=options["require_isolation"]) as judge:
+        job = _job(resolved, run, options, judge, ranks)
+        label, stop = f"training {run.name}", stop_file(pages.environment(ctx))
+        with output.progress(label, recipe.train.steps) as bar, watched(job, bar, stop):
             return train(job)
 
 
-def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], judge: Any) -> Job:
+def _job(
+    resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], judge: Any, ranks: Ranks
+) -> Job:
     """Everything that can be refused is refused before the model is loaded."""
     from rlfe.cli.training_checks import checked
     from rlfe.engines import computes_in_float32, make_engines
@@ -214,10 +256,12 @@ def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], jud
 
     recipe = resolved.recipe
     task, data = checked(recipe)
-    sampler, learner = make_engines(recipe)
+    sampler, learner = make_engines(recipe, ranks)
     hashes = {task.name: task.data_sha256()}
-    again = run.create(
-        recipe, resolved.origins, options["overwrite"], options["resume"], data_hashes=hashes
+    again = ranks.once(
+        lambda: run.create(
+            recipe, resolved.origins, options["overwrite"], options["resume"], data_hashes=hashes
+        )
     )
     return Job(
         recipe=recipe,
@@ -229,56 +273,12 @@ def _job(resolved: config.Resolved, run: RunDir, options: Mapping[str, Any], jud
         judge=judge,
         float32=computes_in_float32(recipe),
         resume=again,
+        ranks=ranks,
     )
 
 
-class Screen:
-    """Shows each step, and remembers that the user wants to stop. `Screen(bar, steps=4)`"""
-
-    def __init__(self, bar: output.Progress, *, steps: int) -> None:
-        self._bar, self._steps, self._stop = bar, steps, False
-        self._shown = 0
-
-    def step(self, record: StepRecord) -> None:
-        from rlfe.training.tracking import step_line
-
-        output.note(step_line(record, steps=self._steps))
-        self._bar.advance(record.step - self._shown)
-        self._shown = record.step
-
-    def within(self, text: str) -> None:
-        self._bar.advance(0, text)
-
-    def warn(self, text: str) -> None:
-        output.warn(text)
-
-    def stopping(self) -> bool:
-        return self._stop
-
-    def interrupt(self, signum: int, frame: FrameType | None) -> None:
-        """First Ctrl-C: save after this step. Second: stop at once."""
-        if self._stop:
-            raise KeyboardInterrupt
-        self._stop = True
-        output.note("stopping after this step, which is saved; Ctrl-C again stops at once")
-
-
-@contextmanager
-def _watched(job: Job, bar: output.Progress) -> Iterator[None]:
-    screen = Screen(bar, steps=job.recipe.train.steps)
-    job.watch = screen
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread can take signals
-        return
-    before = signal.signal(signal.SIGINT, screen.interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _report(
-    run: RunDir, ending: Ending, resolved: config.Resolved, options: Mapping[str, Any]
+    run: RunDir, ending: Ending, resolved: config.Resolved, options: Mapping[str, Any], ranks: int
 ) -> int:
     """The result and the next command; returns the exit code.
 
@@ -287,7 +287,8 @@ def _report(
     """
     kept, lines = run.steps(), read_jsonl(run.metrics)
     recipe = resolved.recipe
-    beyond = overruns(recipe.study, [step_seconds(lines)], used_gpus(recipe.engine))
+    gpus = used_gpus(recipe.engine) * ranks
+    beyond = overruns(recipe.study, [step_seconds(lines)], gpus)
     for text in beyond:
         output.warn(text)
     speed = summary(lines)

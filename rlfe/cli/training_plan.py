@@ -41,10 +41,17 @@ class Plan:
         return {"schema": "rlfe.train_plan/1", "rows": rows, "run": run}
 
 
-def plan(resolved: Resolved, run: RunDir, command: str, unchecked: Sequence[str] = ()) -> Plan:
+def plan(
+    resolved: Resolved,
+    run: RunDir,
+    command: str,
+    unchecked: Sequence[str] = (),
+    ranks: int = 1,
+) -> Plan:
     """The plan of a run, from the recipe and the files that are there.
 
     `unchecked`: what could not be checked here, in words; it comes first among the warnings.
+    `ranks`: processes that train together.
     """
     recipe = resolved.recipe
     facts = {
@@ -53,8 +60,9 @@ def plan(resolved: Resolved, run: RunDir, command: str, unchecked: Sequence[str]
         **_work(recipe),
         **_storage(recipe, run),
         **_engine(resolved),
-        **memory_facts(recipe),
-        "notes": list(notes(recipe)),
+        **_ranks(recipe, ranks),
+        **memory_facts(recipe, ranks),
+        "notes": list(notes(recipe, ranks)),
     }
     values = [(key, value, resolved.origins[key]) for key, value in resolved.values().items()]
     return Plan(
@@ -119,6 +127,27 @@ def _engine(resolved: Resolved) -> dict[str, Any]:
     }
 
 
+def _ranks(recipe: Recipe, ranks: int) -> dict[str, Any]:
+    """How groups and rows are divided: slot by slot, and by tokens within an optimiser step."""
+    count = recipe.train.prompts_per_step
+    groups = [len(range(rank, count, ranks)) for rank in range(ranks)]
+    return {"ranks": ranks, "groups_per_rank": groups}
+
+
+def _divided(facts: dict[str, Any]) -> list[str]:
+    if facts["ranks"] == 1:
+        return []
+    groups = facts["groups_per_rank"]
+    most, least = max(groups), min(groups)
+    each = str(most) if most == least else f"{least} or {most}"
+    rollouts = facts["rollouts_per_step"] // sum(groups)
+    return [
+        f"ranks        {facts['ranks']}: each samples and judges {each} groups of {rollouts} a "
+        "step, trains its share of the",
+        "             rows (equal in tokens) and holds its share of weights and moments",
+    ]
+
+
 def _lines(facts: dict[str, Any]) -> list[str]:
     kept = facts["checkpoints"]
     shown = ", ".join(
@@ -140,6 +169,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         *([memory] if memory else []),
         f"engine       {facts['sampler']} samples, {facts['learner']} learns, device "
         f"{facts['device']} ({facts['engine_why']})",
+        *_divided(facts),
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlfe.engines.base import Learner, Sampler, Tokenizer
 from rlfe.engines.fake import FakeLearner, FakeSampler, FakeTokenizer
+from rlfe.engines.ranks import Ranks, TorchRanks
 from rlfe.errors import RequestError
 from rlfe.randomness import derive
 from rlfe.schema import Engine, Recipe
@@ -46,12 +47,13 @@ def make_sampler(
     return made
 
 
-def make_learner(recipe: Recipe, *, share: bool = False) -> Learner:
+def make_learner(recipe: Recipe, *, share: bool = False, ranks: Ranks | None = None) -> Learner:
     """The learner that `engine.learner` names, on the recipe's model.
 
-    `share`: snapshots refer to the live weights, for a sampler that shares the model.
+    `share`: snapshots refer to the live weights, for a sampler that shares the model. `ranks`:
+    who trains together (they have joined); None: this process alone.
     """
-    made: Learner = _made(LEARNERS, recipe.engine.learner, recipe, share)
+    made: Learner = _made(LEARNERS, recipe.engine.learner, recipe, share, ranks or Ranks())
     return made
 
 
@@ -66,16 +68,20 @@ def make_tokenizer(recipe: Recipe) -> Tokenizer:
     return HfTokenizer(model.path, thinking=recipe.prompt.thinking, revision=model.revision)
 
 
-def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
+def make_engines(recipe: Recipe, ranks: Ranks | None = None) -> tuple[Sampler, Learner]:
     """Sampler and learner of a training run; they share one model where that changes nothing.
 
-    Shared: both transformers, no lag, and both compute in float32.
+    Shared: both transformers, no lag, both compute in float32, and one process holds all weights.
+    Of several ranks each has a sampler of its own, on its own GPU.
     """
+    ranks = ranks or Ranks()
+    recipe = _on_own_device(recipe, ranks)
     if recipe.engine.sampler == "tinker":
         return _tinker(recipe)
     both = recipe.engine.sampler == recipe.engine.learner == "transformers"
-    share = both and recipe.lag.steps == 0 and computes_in_float32(recipe)
-    learner = make_learner(recipe, share=share)
+    alone = ranks.size == 1
+    share = both and alone and recipe.lag.steps == 0 and computes_in_float32(recipe)
+    learner = make_learner(recipe, share=share, ranks=ranks)
     sampler = make_sampler(
         recipe.engine,
         recipe.model.path,
@@ -87,6 +93,21 @@ def make_engines(recipe: Recipe) -> tuple[Sampler, Learner]:
         model=learner.model if share else None,  # type: ignore[attr-defined]
     )
     return sampler, learner
+
+
+def rank_device(recipe: Recipe) -> str:
+    """Where the weights of a rank are: `cuda` or `cpu`."""
+    from rlfe.engines.weights import device_of
+
+    return device_of(recipe.engine.device).type
+
+
+def _on_own_device(recipe: Recipe, ranks: Ranks) -> Recipe:
+    """The recipe as this rank's engines take it; the record keeps the recipe as it was given."""
+    if ranks.size == 1 or rank_device(recipe) == "cpu":
+        return recipe
+    engine = recipe.engine.model_copy(update={"device": f"cuda:{ranks.local}"})
+    return recipe.model_copy(update={"engine": engine})
 
 
 def missing(recipe: Recipe) -> list[str]:
@@ -178,26 +199,32 @@ def _vllm_sampler(engine: Engine, path: Path | str, model: Any | None, **kwargs:
     )
 
 
-def _transformers_learner(recipe: Recipe, share: bool) -> Learner:
+def _transformers_learner(recipe: Recipe, share: bool, ranks: Ranks) -> Learner:
     from rlfe.engines.learner import TransformersLearner
 
+    if isinstance(ranks, TorchRanks):
+        from rlfe.engines.sharded import ShardedLearner
+
+        return ShardedLearner(recipe.model.path, ranks=ranks, **_learning(recipe))
+    return TransformersLearner(recipe.model.path, share=share, **_learning(recipe))
+
+
+def _learning(recipe: Recipe) -> dict[str, Any]:
     optim = recipe.optim
-    return TransformersLearner(
-        recipe.model.path,
-        dtype=recipe.model.dtype,
-        device=recipe.engine.device,
-        threads=recipe.engine.threads,
-        temperature=recipe.train.temperature,
-        micro_batch=recipe.train.micro_batch_rollouts,
+    return {
+        "dtype": recipe.model.dtype,
+        "device": recipe.engine.device,
+        "threads": recipe.engine.threads,
+        "temperature": recipe.train.temperature,
+        "micro_batch": recipe.train.micro_batch_rollouts,
         **_compute(recipe),
-        betas=(optim.beta1, optim.beta2),
-        eps=optim.eps,
-        weight_decay=optim.weight_decay,
-        grad_clip=optim.grad_clip,
-        lora=_lora(recipe),
-        revision=recipe.model.revision,
-        share=share,
-    )
+        "betas": (optim.beta1, optim.beta2),
+        "eps": optim.eps,
+        "weight_decay": optim.weight_decay,
+        "grad_clip": optim.grad_clip,
+        "lora": _lora(recipe),
+        "revision": recipe.model.revision,
+    }
 
 
 def _compute(recipe: Recipe) -> dict[str, Any]:
@@ -269,5 +296,5 @@ SAMPLERS: dict[str, Callable[..., Any]] = {
 LEARNERS: dict[str, Callable[..., Any]] = {
     "transformers": _transformers_learner,
     "tinker": _not_alone,
-    "fake": lambda recipe, share: FakeLearner(),
+    "fake": lambda recipe, share, ranks: FakeLearner(),
 }

@@ -55,6 +55,17 @@ def choose(
         )
 
 
+def need_gpus(count: int, there: int | None = None) -> None:
+    """RequestError unless this process sees at least `count` GPUs; `there`: torch's where None."""
+    there = _count() if there is None else there
+    if there < count:
+        raise RequestError(
+            f"{count} processes need {count} GPUs on this machine, {there} "
+            f"{'is' if there == 1 else 'are'} there",
+            hint="Start fewer; --set engine.device=cpu tries several processes without a GPU.",
+        )
+
+
 def _refuse_late(engine: Engine) -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -11,6 +11,7 @@ Small values and arrays travel over gloo on the CPU, whatever the weights travel
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,10 +30,11 @@ from rlfe.errors import RequestError, RlfeError
 T = TypeVar("T")
 
 NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # where torchrun looks for what a process has to say
 FAILURE = "rlfe/failure"  # key of the store: the rank that speaks for a failure of all
 MARGIN_SECONDS = 60  # by which the library's own time-outs come after ours
 CHECK_SECONDS = 0.5  # between two looks at the deadline
-GO_ON = "The last saved state is whole: run the same command with --resume."
+GO_ON = "Go on with the same command and --resume."
 
 
 class PeerError(RlfeError):
@@ -64,6 +67,14 @@ class Ranks:
     def added(self, *arrays: np.ndarray) -> list[np.ndarray]:
         """Each array summed over the ranks."""
         return list(arrays)
+
+    def close(self) -> None:
+        """Leave together."""
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Around a run: an error of the library below says in which phase whom was lost."""
+        yield
 
     @contextmanager
     def waiting(self, whom: str = "another rank") -> Iterator[Callable[[], None]]:
@@ -131,6 +142,7 @@ class TorchRanks(Ranks):
         self.local_size = int(environment["LOCAL_WORLD_SIZE"])
         self.phase = "the start"
         self._speaks: bool | None = None
+        self._error_file = environment.get(ERROR_FILE)
         self._timeout, self._deadline, self._whom = timedelta(), 0.0, "another rank"
         with self._translated():
             self._store = next(iter(rendezvous("env://")))[0]
@@ -162,7 +174,7 @@ class TorchRanks(Ranks):
         threading.Thread(target=self._watch, args=(expired,), daemon=True).start()
         self.meet()
 
-    def speaks(self) -> bool:
+    def speaks(self, text: str) -> bool:
         """Whether this rank reports a failure: the first one that asks, of all ranks."""
         if self._speaks is None:
             mine = str(self.rank)
@@ -170,21 +182,22 @@ class TorchRanks(Ranks):
                 self._speaks = self._store.compare_set(FAILURE, "", mine).decode() == mine
             except RuntimeError:  # nobody is left to ask
                 self._speaks = True
+            if self._speaks and self._error_file:
+                said = {"message": text, "timestamp": int(time.time())}
+                Path(self._error_file).write_text(json.dumps(said))
         return self._speaks
 
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        with self._translated():
+            yield
+
     def close(self) -> None:
-        """Leave together."""
         import torch.distributed as dist
 
         self.phase = "the end"
         self.meet()
         dist.destroy_process_group()
-
-    @contextmanager
-    def guarded(self) -> Iterator[None]:
-        """Around a whole run: an error of the library below says which phase lost whom."""
-        with self._translated():
-            yield
 
     def gather(self, value: T) -> list[T]:
         import torch.distributed as dist

@@ -30,6 +30,10 @@ CPU_CACHE_BYTES = 1 << 30  # vLLM would reserve its share of the whole memory
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes for max_lora_rank
 LOOSE = ("dtype", "torch_dtype", "transformers_version", "use_cache", "_name_or_path")
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "chat_template.jinja")
+OF_TORCHRUN = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+)
 Compilation = Literal["eager", "graphs", "full"]
 
 
@@ -200,8 +204,13 @@ def starting(settings: Settings) -> Iterator[None]:
     }
     if not settings.same_process and ":" in settings.device:
         values["CUDA_VISIBLE_DEVICES"] = _physical(settings.device, os.environ)
-    before = {name: os.environ.get(name) for name in values}
+    hidden = [
+        name for name in os.environ if name in OF_TORCHRUN or name.startswith("TORCHELASTIC_")
+    ]
+    before = {name: os.environ.get(name) for name in (*values, *hidden)}
     os.environ.update(values)
+    for name in hidden:  # the engine is no rank of ours: it makes a process group of its own
+        del os.environ[name]
     try:
         with _stdout_on_stderr(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -209,7 +218,7 @@ def starting(settings: Settings) -> Iterator[None]:
     finally:
         for name, value in before.items():
             if value is None:
-                os.environ.pop(name)
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 

@@ -35,7 +35,7 @@ def record_start(job: Job, step: int) -> None:
     before = _read(job)
     added: dict[str, Any] = {
         "training": {**_engines(job), **_data(job), **_algorithm(job)},
-        "notes": [*recipe_checks.notes(job.recipe), *data_notes(job)],
+        "notes": [*recipe_checks.notes(job.recipe, job.ranks.size), *data_notes(job)],
     }
     if job.resume:
         now = provenance()
