@@ -12,6 +12,7 @@ import torch
 from rlfe.engines.learner import TransformersLearner
 from rlfe.engines.microbatches import Budget
 from rlfe.engines.recompute import recompute_layers
+from rlfe.engines.sharded import ShardedLearner
 from rlfe.engines.weights import Lora
 from rlfe.errors import RequestError, RlfeError
 from tests.test_engine_contract import MeanLogp
@@ -173,6 +174,16 @@ def test_an_optimiser_step_without_memory_is_one_clear_error(tiny_model, monkeyp
     monkeypatch.setattr(learner._optimizer, "step", step)
     with pytest.raises(RlfeError, match="out of memory in the optimiser step: none left"):
         learner.optim_step(0.1)
+
+
+def test_one_of_several_ranks_does_not_try_again(tiny_model: Path) -> None:
+    class Rank(TransformersLearner):
+        _within_memory = ShardedLearner._within_memory
+
+    rank = Rank(tiny_model, dtype="float32", device="cpu")
+    with pytest.raises(RlfeError, match="out of memory in a pass of one of several ranks: CUDA"):
+        rank.forward_backward(a_batch(), Short(0, times=1))
+    assert gradients(rank) == {}
 
 
 def test_half_of_a_budget_is_at_least_one_row() -> None:

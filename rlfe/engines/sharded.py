@@ -15,7 +15,7 @@ Shapes: B rows, L tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -32,6 +32,7 @@ from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.learner import TransformersLearner
 from rlfe.engines.microbatches import lengths, rows_of
 from rlfe.engines.ranks import TorchRanks
+from rlfe.engines.recompute import T, in_words
 from rlfe.engines.shards import save_shards
 from rlfe.engines.weights import Lora, load_model, merged_weights, save_adapter, save_model
 from rlfe.types import Batch
@@ -105,6 +106,11 @@ class ShardedLearner(TransformersLearner):
 
     def _norm(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         return _full(super()._norm(gradients))
+
+    def _within_memory(self, run: Callable[[], T]) -> T:
+        """Once only: the others would not repeat the pass, and FSDP2 needs them in each."""
+        with in_words("a pass of one of several ranks"):
+            return run()
 
     # weights
 
