@@ -1,7 +1,7 @@
 """How long the statistics of an evaluation take, beside a named peer measured in the same run.
 
     python benchmarks/eval_statistics.py                 # pass@k, bootstrap
-    python benchmarks/eval_statistics.py --report        # also a report of 34 checkpoints on two tasks
+    python benchmarks/eval_statistics.py --report        # also a report of 34 checkpoints
 
 Sizes are those of docs/statistics.md: 378 problems, 160 samples, all k. Prints the median of the
 repeats, wall and CPU seconds, and the peer's median over ours. Peers: evalplus' estimator for one

@@ -81,8 +81,8 @@ def test_rates_times_readouts_are_one_family(tmp_path: Path) -> None:
     (entry,) = payload["comparisons"]
     rows = entry["scores"]
     assert [(row["each"], row["readout"], row["step"]) for row in rows] == [
-        ("1e-06", "mbpp_plus pass@1", 90), ("1e-06", "mbpp_plus pass@10", 90),
-        ("6e-06", "mbpp_plus pass@1", 90), ("6e-06", "mbpp_plus pass@10", 90),
+        ("1e-6", "mbpp_plus pass@1", 90), ("1e-6", "mbpp_plus pass@10", 90),
+        ("6e-6", "mbpp_plus pass@1", 90), ("6e-6", "mbpp_plus pass@10", 90),
     ]  # fmt: skip
     assert {row["family"] for row in rows} == {4}
     assert all(row["holm"] >= row["p"] - 1e-4 for row in rows)

@@ -27,6 +27,7 @@ pytestmark = [
 ]
 CELL = "tiny_mbpp_nobuf_lr1e3"
 STEPS, TASKS, PROBLEMS, N = (30, 60, 90, 120, 150), ("mbpp_plus", "gsm8k"), 4, 16
+KILLS = 3  # an engine starts anew after each
 SETS = [
     "prompt.style=base", "engine.sampler=vllm", "engine.device=cpu", "model.max_len=512",
     *(f"eval.{task}.{key}" for task in TASKS
@@ -79,7 +80,7 @@ def test_five_checkpoints_and_two_tasks_start_one_engine(tmp_path: Path) -> None
 def test_kills_lose_and_double_no_block(tmp_path: Path) -> None:
     make_run(tmp_path)
     chance, kept = random.Random(3), Counter[tuple[str, str]]()
-    for _ in range(10):
+    for _ in range(KILLS):
         child = start(tmp_path)
         wanted, deadline = len(kept) + chance.randrange(0, 4), time.monotonic() + 120
         while len(stored_blocks(tmp_path)) <= wanted and child.poll() is None:

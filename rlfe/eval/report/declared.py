@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlfe import toml
 from rlfe.config import flat
 from rlfe.criteria import Comparison, Declared, arm_keys, declared_by, read_declared
 from rlfe.eval.evidence import FREE
@@ -108,11 +109,10 @@ def matched(comparison: Comparison, runs: Sequence[Run]) -> list[Pair]:
             place = (run.cell.model, value, run.recipe.run.seed)
             places.setdefault(place, {}).setdefault(arm, run)
     return [
-        Pair(found["treatment"], found["control"], "" if value is None else f"{value:g}"
-             if isinstance(value, float) else str(value))
+        Pair(found["treatment"], found["control"], "" if value is None else toml.value(value))
         for (_, value, _), found in sorted(places.items(), key=lambda item: str(item[0]))
         if len(found) == 2
-    ]  # fmt: skip
+    ]
 
 
 def differing(comparison: Comparison, pair: Pair) -> list[str]:

@@ -246,7 +246,7 @@ function showTables() {
     p.sampling_se ? `${(100 * p.sampling_se[0]).toFixed(2)}${p.sampling_method[0].includes("bootstrap") ? " (bootstrap)" : ""}` : "-", ...(clustered ? [p.cluster_se ? (100 * p.cluster_se[0]).toFixed(2) : "-"] : [])]);
   $("table").replaceChildren(make("p", { class: "soft" }, `${g.task}, ${g.problems.length} problems, n = ${g.n}, settings ${g.settings}; 95 %, over problems, B = 10000`), table(head, rows));
   const kept = D.stability.map((s) => [s.cell, s.kind + (s.marked ? " (last step only)" : ""), s.step]);
-  const limits = D.limits.map((l) => [`${l.model} ${l.arm}`, l.rates.join(", "), l.limit, `${l.fell} of ${l.runs} [${percent(l.low)}, ${percent(l.high)}] %`]);
+  const limits = D.limits.map((l) => [`${l.model} ${l.arm}`, l.rates.map((r) => r.toExponential()).join(", "), l.limit?.toExponential(), `${l.fell} of ${l.runs} [${percent(l.low)}, ${percent(l.high)}] %`]);
   $("stability").replaceChildren(...(limits.length ? [make("h3", {}, "Stability limit: largest learning rate with no seed unstable or collapsed at the end"), table(["model and arm", "learning rates", "limit", "runs that fell (95 % Wilson)"], limits)] : []), ...(kept.length ? [make("h3", {}, "Stability (one seed: a description, not an estimate)"), table(["run", "state", "since step"], kept)] : []));
 }
 function showOnce() {
