@@ -158,10 +158,13 @@ def _connect(address: str, local: Mapping[str, int]) -> None:
             f"no Ray cluster answers at {address}: {_first_line(error)}",
             hint="Start one with ray start --head, or leave the address out for a local one.",
         ) from error
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises the bare class where its processes start too slowly
+        what = "started here" if address == LOCAL else f"used at {address}"
         raise RlfeError(
-            f"Ray cannot be used at {address}: {_first_line(error)}",
-            hint="All nodes need the same versions of Python and Ray.",
+            f"Ray cannot be {what}: {_first_line(error)}",
+            hint="The machine may be overloaded: try again."
+            if address == LOCAL
+            else "All nodes need the same versions of Python and Ray.",
         ) from error
 
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,9 @@ import pytest
 from rlfe import ray_cluster
 from rlfe.cli import main
 from rlfe.config import dump, load
-from rlfe.errors import RequestError
+from rlfe.errors import RequestError, RlfeError
 from tests.hub_stand_in import serve
-from tests.ray_nodes import children, start, two_nodes
+from tests.ray_nodes import children, environment, start, two_nodes
 from tests.test_cli_eval import GLOB, make_run
 from tests.test_eval_remote import UPLOAD
 
@@ -127,6 +128,28 @@ def test_ray_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert told.value.hint == "pip install 'rlfe[ray]'"
 
 
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("local", "Ray cannot be started here: The node timed out"),
+        ("auto", "Ray cannot be used at auto: The node timed out"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_said(
+    monkeypatch: pytest.MonkeyPatch, address: str, says: str
+) -> None:
+    import ray
+
+    def slow(*_: object, **__: object) -> None:
+        raise Exception("The node timed out\nduring startup")  # as Ray does
+
+    monkeypatch.setattr(ray, "init", slow)
+    environment: dict[str, str] = {}
+    with pytest.raises(RlfeError, match=says), ray_cluster.cluster(address, environment):
+        pass
+    assert environment == {}
+
+
 def test_the_address_is_the_given_one_then_the_environments_then_a_local_cluster() -> None:
     environment = {"RAY_ADDRESS": "head:6379"}
     assert ray_cluster.chosen_address("auto", environment) == "auto"
@@ -138,6 +161,48 @@ def test_samplers_are_counted_by_what_a_node_has() -> None:
     node = ray_cluster.Node(id="", host="", cpus=4, gpus=8)
     assert ray_cluster.Needs(cpus=1, gpus=0).fit(node) == 4
     assert ray_cluster.Needs(cpus=64, gpus=3).fit(node) == 2
+
+
+@pytest.mark.slow
+def test_a_cluster_of_our_own_listens_on_the_loopback_interface_only() -> None:
+    code = """
+        import subprocess, sys
+        from rlfe.ray_cluster import cluster
+        with cluster("local", num_cpus=1) as found:
+            print([node.cpus for node in found.nodes()], flush=True)
+            sys.stdin.read()
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "[1]\n"
+        found = listening(children(""))
+    finally:
+        child.communicate()
+    assert len(found) >= 3
+    assert all(address in LOOPBACK for address in found)
+
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Addresses, as the kernel writes them, on which these processes take connections."""
+    sockets = set()
+    for pid in pids:
+        for handle in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                sockets.add(os.readlink(handle))
+            except OSError:
+                continue
+    rows = []
+    for table in ("tcp", "tcp6"):
+        lines = [line.split() for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+        rows += [line for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
+    return [line[1].split(":")[0] for line in rows]
 
 
 @pytest.mark.slow
@@ -220,8 +285,6 @@ def test_checkpoints_on_the_hub_are_fetched_by_the_nodes(tmp_path: Path, address
     cache = tmp_path / "cache"
     env = {**hub.environment(), "XDG_CACHE_HOME": str(cache)}
     try:
-        from tests.ray_nodes import environment
-
         subprocess.run(
             [sys.executable, "-c", UPLOAD, str(tmp_path / "here/runs")],
             env=environment(**env), check=True,
