@@ -14,7 +14,7 @@ import pytest
 
 import rlfe.sandbox
 from rlfe.sandbox import bubblewrap
-from rlfe.sandbox.inside import kernel, lockdown, places, seccomp
+from rlfe.sandbox.inside import kernel, leftovers, places, seccomp
 
 LINUX = pytest.mark.skipif(not kernel.SUPPORTED, reason="needs Linux on x86_64 or aarch64")
 
@@ -167,7 +167,7 @@ def test_emptying_a_folder_takes_any_depth_links_and_locked_folders(tmp_path: Pa
     (scratch / "locked").mkdir()
     (scratch / "locked" / "file").write_text("x")
     (scratch / "locked").chmod(0)
-    lockdown.empty(str(scratch))
+    leftovers.empty(str(scratch))
     assert os.listdir(scratch) == []
     assert outside.read_text() == "stays"
 

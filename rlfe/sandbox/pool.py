@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import marshal
 import os
 import queue
 import selectors
@@ -24,23 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from rlfe.errors import RequestError, RlfeError
-from rlfe.sandbox import bubblewrap
-from rlfe.sandbox.encoding import decode
+from rlfe.sandbox import bubblewrap, calibration
 from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
 from rlfe.sandbox.verdicts import Verdicts
 from rlfe.sandbox.worker import Worker, WorkerLost
 from rlfe.types import Status
 
 MAX_LOSSES = 3
-REFERENCE_PROBE_SECONDS = 0.02  # on the machine that made the packaged reference times
-_PROBE = """
-def f():
-    table, total = {}, 0
-    for number in range(60000):
-        table[number % 1000] = [number]
-        total += len(str(number)) + table[number % 1000][0] % 7
-    return total
-"""
 WEAK = {
     "limits": "programs run with limits only: files are open to them, and on macOS the network "
     "(--require-isolation refuses this)",
@@ -131,11 +120,11 @@ class Judge:
         self._thread = threading.Thread(target=self._loop, name="rlfe-judge", daemon=True)
         self._thread.start()
         try:
-            self.probe_seconds = self._probe()
+            self.probe_seconds = calibration.probe_seconds(self.run)
         except BaseException:
             self.__exit__()
             raise
-        self.scale = max(1.0, self.probe_seconds / REFERENCE_PROBE_SECONDS)
+        self.scale = calibration.scale(self.probe_seconds)
         self._warn_once()
         return self
 
@@ -159,31 +148,6 @@ class Judge:
         finally:
             trial.close()
         return "bubblewrap"
-
-    def _probe(self) -> float:
-        """CPU seconds of a small program here, the shortest of three; raises RlfeError.
-
-        A program known to be right and one known to be wrong go first: if either verdict is off,
-        nothing is judged.
-        """
-        seen: list[float] = []
-
-        def keep(index: int, data: bytes) -> bool:
-            seen.append(decode(data))
-            return True
-
-        asked = (marshal.dumps((), 2),)
-        right = Part(
-            name="probe", mode="calls", entry="f", inputs=asked * 3, check=keep, shape="seconds",
-            cpu_seconds=30.0, call_seconds=30.0,
-        )  # fmt: skip
-        wrong = replace(right, inputs=asked, shape="value", check=lambda i, data: data == b"N")
-        cases = [Case(key=part.shape, program=_PROBE, parts=(part,)) for part in (right, wrong)]
-        ends = {case.parts[0].shape: outcome for case, outcome in self.run(cases)}
-        if ends["seconds"].status is Status.PASSED and ends["value"].status is Status.FAILED:
-            return min(seen)
-        words = "; ".join(f"{end.status} {end.detail}" for end in ends.values())
-        raise RlfeError(f"the judge gets a known program wrong: {words}", hint="Run `rlfe doctor`.")
 
     def __exit__(self, *_: object) -> None:
         self._incoming.put(None)

@@ -13,11 +13,10 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rlfe.sandbox.inside import kernel, landlock, namespaces, places, seccomp
+from rlfe.sandbox.inside import kernel, landlock, leftovers, namespaces, places, seccomp
 
 TIERS = ("namespaces", "filters", "limits")
-FILE_BYTES, OPEN_FILES, SCRATCH_BYTES, SCRATCH_ENTRIES = 32 << 20, 64, 64 << 20, 30_000
-THREADS = 64
+FILE_BYTES, OPEN_FILES, THREADS = 32 << 20, 64, 64
 
 
 class Jail:
@@ -125,56 +124,19 @@ class Jail:
         """Whether a child wrote more than its folder may hold (where no tmpfs limits it)."""
         if self.fresh or self.by == "bubblewrap":
             return False
-        total, entries, folders = 0, 0, [self.scratch]
-        while folders:
-            try:
-                found = list(os.scandir(folders.pop()))
-                total += sum(entry.stat(follow_symlinks=False).st_blocks for entry in found)
-                folders += [e.path for e in found if e.is_dir(follow_symlinks=False)]
-            except OSError:  # gone meanwhile, locked, or a path that has become too long
-                continue
-            entries += len(found)
-            if total * 512 > SCRATCH_BYTES or entries > SCRATCH_ENTRIES:
-                return True
-        return False
+        return leftovers.overfull(self.scratch)
 
     def after_child(self) -> None:
         """An empty scratch folder for the next program."""
         if os.stat(self.scratch).st_mode & 0o777 != 0o777:
             os.chmod(self.scratch, 0o777)
         if not self.has_seccomp:
-            kill_orphans()
+            leftovers.kill_orphans()
         if not os.listdir(self.scratch):
             return
         if self.fresh:
             return namespaces.fresh_scratch()
-        empty(self.scratch)
-
-
-def empty(folder: str) -> None:
-    """Remove all that a folder holds, however deep; without recursion."""
-    while names := os.listdir(folder):
-        for name in names:
-            path = f"{folder}/{name}"
-            if os.path.islink(path) or not os.path.isdir(path):
-                os.unlink(path)
-                continue
-            os.chmod(path, 0o700)
-            _lift(path, folder)
-
-
-def _lift(path: str, folder: str) -> None:
-    """Move the entries of `path` up into `folder`, then remove it: depth becomes width."""
-    for number, name in enumerate(os.listdir(path)):
-        target, turn = f"{folder}/.{os.path.basename(path)[-8:]}.{number}", 0
-        while os.path.lexists(target):
-            turn += 1
-            target = f"{folder}/.{number}.{turn}"
-        inner = f"{path}/{name}"
-        if os.path.isdir(inner) and not os.path.islink(inner):
-            os.chmod(inner, 0o700)
-        os.rename(inner, target)
-    os.rmdir(path)
+        leftovers.empty(self.scratch)
 
 
 _AT_START = 0  # address space that the server has: the limit is counted on top of it
@@ -287,25 +249,6 @@ def _filter_this_process() -> None:
     seccomp.install(seccomp.program(os.getpid()))
 
 
-def kill_orphans() -> None:
-    """End processes that a program left behind, where nothing kept it from starting any."""
-    path = f"/proc/self/task/{os.getpid()}/children"
-    for _ in range(1000):
-        try:
-            with open(path) as file:
-                pids = [int(word) for word in file.read().split()]
-        except OSError:
-            return
-        if not pids:
-            return
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            except (ProcessLookupError, ChildProcessError):
-                continue
-
-
 def _bubblewrapped() -> Jail:
     jail = Jail("namespaces", namespaces.SCRATCH)
     jail.by = "bubblewrap"
@@ -376,4 +319,4 @@ _NOBODY_STEPS: tuple[kernel.Step, ...] = (
     else ()
 )
 _SETUPS = {"namespaces": _namespaces, "filters": _filters, "limits": _limits}
-__all__ = ["Jail", "empty", "enter", "take"]
+__all__ = ["Jail", "enter", "take"]
