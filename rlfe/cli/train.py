@@ -19,6 +19,7 @@ from rlfe import config, sweeps
 from rlfe.budget import overruns, step_seconds, used_gpus
 from rlfe.cli import help as pages
 from rlfe.cli import output, values
+from rlfe.cli.judges import make_judge
 from rlfe.cli.launching import launch, launched, stop_file
 from rlfe.cli.ranks import join, judge_workers, need_gpus_for, speak_up, speaking
 from rlfe.cli.screen import watched
@@ -74,6 +75,9 @@ INTERRUPTED = 130
     "--require-isolation",
     is_flag=True,
     help="Refuse to judge where programs can reach files or the network.",
+)
+@pages.option(
+    HOW, "--fresh-verdicts", is_flag=True, help="Judge again what is known from earlier runs."
 )
 @pages.option(
     HOW, "--dry-run", is_flag=True, help="Check and say what would happen; write nothing."
@@ -214,7 +218,7 @@ def real_command(options: Mapping[str, Any]) -> str:
             words += [f"--{flag}", str(options[flag])]
     if options["runs_dir"] != Path("runs"):
         words += ["--runs-dir", str(options["runs_dir"])]
-    for flag in ("resume", "overwrite", "require_isolation"):
+    for flag in ("resume", "overwrite", "require_isolation", "fresh_verdicts"):
         if options[flag]:
             words.append("--" + flag.replace("_", "-"))
     return shlex.join(words)
@@ -233,13 +237,18 @@ def _train(
     options: Mapping[str, Any],
     ranks: Ranks,
 ) -> Ending:
-    from rlfe.sandbox.pool import Judge
     from rlfe.training.loop import train
 
     recipe = resolved.recipe
     several = f", {ranks.size} ranks" if ranks.size > 1 else ""
     output.note(f"{run.path}: {recipe.train.steps} steps, engine {recipe.engine.sampler}{several}")
-    with Judge(judge_workers(ranks), require_isolation=options["require_isolation"]) as judge:
+    judge = make_judge(
+        pages.environment(ctx),
+        workers=judge_workers(ranks),
+        require_isolation=options["require_isolation"],
+        fresh=options["fresh_verdicts"],
+    )
+    with judge:
         job = _job(resolved, run, options, judge, ranks)
         label, stop = f"training {run.name}", stop_file(pages.environment(ctx))
         with output.progress(label, recipe.train.steps) as bar, watched(job, bar, stop):
