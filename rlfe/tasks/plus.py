@@ -25,8 +25,8 @@ from rlfe.tasks.oracle import Checker, Expected, shape_of
 from rlfe.types import Message, Problem, Prompt
 
 MIN_CALL_SECONDS, FACTOR, PART_SECONDS = 1.0, 4.0, 60.0  # evalplus' limits
-# The first run's limit of a call: twice the reference, which is known where it is over 0.05 s.
-SCREEN_SECONDS, SCREEN_FACTOR = 0.1, 2.0
+# The first run's limit of a call: twice the longest reference, which is known from 0.05 s on.
+SCREEN_FACTOR, KNOWN_SECONDS = 2.0, 0.05
 HUGE, MANY_BYTES = frozenset({"mbpp_plus/255"}), 3 << 30  # for answers of a million tuples
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "<|endoftext|>", "<|endofmask|>", "</s>")
 INSTRUCTION = (
@@ -60,7 +60,7 @@ def read_reference(row: Mapping[str, Any]) -> Reference:
 
 
 def _longest(known: Reference) -> float:
-    return max(known.seconds.values(), default=0.0)
+    return max(known.seconds.values(), default=KNOWN_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class PlusTask(CodingTask):
             memory_bytes=MANY_BYTES if problem.id in HUGE else MEMORY_BYTES,
             cpu_seconds=limits.total,
             call_seconds=limits.default,
-            screen_seconds=max(SCREEN_SECONDS, SCREEN_FACTOR * scale * _longest(known)),
+            screen_seconds=SCREEN_FACTOR * scale * _longest(known),
             slow_calls=dict(limits.slow),
             right_records=tuple(value_record(one) if one else b"" for one in checker.shortcut),
         )
