@@ -331,6 +331,21 @@ def test_a_server_whose_weights_do_not_move_is_noticed(
         learner.optim_step(LR)
 
 
+def test_a_server_that_samples_from_the_live_weights_is_noticed_under_a_lag(
+    open_engines: Callable[..., Engines], tinker_server: Server
+) -> None:
+    tinker_server._sampler = lambda path: next(iter(tinker_server.models.values()))  # type: ignore
+    sampler, learner = open_engines(**{"lag.steps": 4})
+    learner.snapshot(0)
+    batch = sampled(sampler)
+    for _ in range(3):
+        learner.forward_backward(batch, MeanLogp(40))
+        learner.optim_step(LR)
+    learner.forward_backward(batch, MeanLogp(40))
+    with pytest.raises(RlfeError, match="the service does not keep tinker://"):
+        learner.optim_step(LR)
+
+
 def test_keys_addresses_and_models_are_refused_in_words(
     open_engines: Callable[..., Engines], tinker_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

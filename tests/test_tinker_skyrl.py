@@ -13,12 +13,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.tinker_runs import check_run, command, lines
+from tests.tinker_runs import command, lines
 
 PYTHON, CLIENT = os.environ.get("RLFE_SKYRL_PYTHON"), os.environ.get("RLFE_SKYRL_CLIENT")
 ROOT = Path(__file__).parents[1]
@@ -70,9 +70,9 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_the_study_runs_at_skyrl_killed_and_resumed(
-    skyrl: str, tiny_model: Path, tmp_path: Path
-) -> None:
+@pytest.fixture
+def start(skyrl: str, tiny_model: Path, tmp_path: Path):
+    """Starts `rlfe train` at the server, with the client that speaks its wire."""
     environment = {
         **os.environ,
         "TINKER_BASE_URL": skyrl,
@@ -81,16 +81,35 @@ def test_the_study_runs_at_skyrl_killed_and_resumed(
         "OMP_NUM_THREADS": "1",
     }
 
-    def start(*words: str) -> subprocess.Popen[bytes]:
-        words = tuple(command(tmp_path, tiny_model, *words, "--set", "service.reduction=mean"))
+    def starting(*words: str) -> subprocess.Popen[str]:
+        words = tuple(command(tmp_path, tiny_model, "--set", "service.reduction=mean", *words))
         line = [sys.executable, "-m", "rlfe", *words]
-        return subprocess.Popen(line, env=environment, cwd=tmp_path)
+        return subprocess.Popen(
+            line, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        )
 
-    process, until = start(), time.monotonic() + RUN_SECONDS
+    return starting
+
+
+def test_a_run_at_skyrl_is_killed_and_goes_on_and_its_stale_samplers_are_noticed(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process, until = start("--set", "lag.steps=0"), time.monotonic() + RUN_SECONDS
     while len(lines(tmp_path)) < 6 and time.monotonic() < until:
         assert process.poll() is None
         time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert start("--resume").wait(timeout=RUN_SECONDS) == 0
-    check_run(lines(tmp_path), precision=FLOAT32)
+    process.communicate()
+    again = start("--set", "lag.steps=0", "--resume")
+    again.communicate(timeout=RUN_SECONDS)
+    assert again.returncode == 0
+    found = lines(tmp_path)
+    assert [line["step"] for line in found] == list(range(1, 9))
+    assert {line["lag"] for line in found} == {0}
+    assert max(line["lag/fresh_mean_abs"] for line in found) <= FLOAT32
+    assert max(abs(line["ratio/max"] - 1) for line in found) <= FLOAT32
+    assert any(line.get("clip/adv_share/1") for line in found)
+    stale = start("--set", "train.steps=12", "--overwrite")  # one slot for trainer and samplers
+    told = stale.communicate(timeout=RUN_SECONDS)[1]
+    assert stale.returncode == 1
+    assert "the service does not keep tinker://" in told

@@ -269,6 +269,7 @@ def _tinker(recipe: Recipe) -> tuple[Sampler, Learner]:
         dtype=model.dtype,
         device=recipe.engine.device,
         reduction=recipe.service.reduction,
+        stale=recipe.lag.steps > 0,
         revision=model.revision,
     )
     return TinkerSampler(service, tokenizer, name), learner

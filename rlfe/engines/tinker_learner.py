@@ -52,6 +52,7 @@ class TinkerLearner:
         lora: rank and seed are the server's to apply; `train_attn`, `train_mlp` by targets.
         dtype: Of kept checkpoints.
         reduction: How the server reduces a loss: "sum" or "mean" (`tinker_loss.py`).
+        stale: Whether older snapshots are sampled from (`lag.steps` > 0).
         adam: beta1, beta2, eps, weight_decay, grad_clip_norm.
     """
 
@@ -70,7 +71,9 @@ class TinkerLearner:
         device: str = "cpu",
         reduction: str = "sum",
         revision: str | None = None,
+        stale: bool = False,
     ) -> None:
+        self._stale, self._oldest = stale, ""
         self._service, self._path, self._model, self._lora = service, path, model, lora
         self._dtype, self._device, self._revision = dtype, device, revision
         self._adam, self._sums = dict(adam), reduction == "sum"
@@ -152,6 +155,7 @@ class TinkerLearner:
         name = self._name(f"v{version:06d}")
         saving = self.training.save_weights_for_sampler(name, ttl_seconds=KEPT_SECONDS)
         path = self._service.wait(saving, f"saving version {version}").path
+        self._oldest = self._oldest or path
         return Snapshot(version=version, fingerprint=self._lineage, weights=path)
 
     def export(self, folder: Path, sample: Batch | None = None) -> Mapping[str, float]:
@@ -265,10 +269,33 @@ class TinkerLearner:
         if self._steps != MOVED_STEPS or self._first is None:
             return
         batch, before_BL = self._first
-        if np.array_equal(self.logprobs(batch), before_BL):
+        now_BL = self.logprobs(batch)
+        moved = float(np.abs(now_BL - before_BL).max())
+        if moved == 0:
             raise RlfeError(
                 f"{MOVED_STEPS} optimiser steps at the service changed no log-probability",
                 hint="It does not train: check its versions (docs/tinker.md).",
+            )
+        if self._stale and self._oldest:
+            self._check_kept(batch, before_BL, now_BL, moved)
+
+    def _check_kept(
+        self, batch: Batch, before_BL: np.ndarray, now_BL: np.ndarray, moved: float
+    ) -> None:
+        """An older snapshot scores as it did, and scoring it leaves the trained weights alone.
+
+        SkyRL's JAX backend has one slot for a model's trained and sampled weights.
+        """
+        scorer = Snapshot(version=0, fingerprint="", weights=self._oldest)
+        then_BL, again_BL = self.logprobs(batch, scorer), self.logprobs(batch)
+        kept = float(np.abs(then_BL - before_BL).max())
+        disturbed = float(np.abs(again_BL - now_BL).max())
+        if max(kept, disturbed) > moved / 2:
+            raise RlfeError(
+                f"the service does not keep {self._oldest}: after {MOVED_STEPS} steps, which moved "
+                f"log-probabilities by {moved:.2g}, it scores {kept:.2g} from what it did, and the "
+                f"trained weights moved by {disturbed:.2g} when it was asked",
+                hint="Its samplers are not apart from its trainer: run it with lag.steps = 0.",
             )
 
     def _scorer(self, path: str) -> Any:
