@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+TRIES = 3
 REPOSITORY = Path(__file__).parents[1]
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -38,14 +39,23 @@ def environment(**more: str) -> dict[str, str]:
 
 @contextmanager
 def two_nodes() -> Iterator[tuple[str, int]]:
-    """Two nodes with a CPU each: the address, and the process id of the second node's raylet."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", NODES], env=environment(), text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert child.stdout is not None
+    """Two nodes with a CPU each: the address, and the process id of the second node's raylet.
+
+    Ray gives a node 30 s to start, which a busy machine may exceed: then once more.
+    """
+    for _ in range(TRIES):
+        child = subprocess.Popen(
+            [sys.executable, "-c", NODES], env=environment(), text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        if line:
+            break
+        child.communicate()
+    assert line, f"no cluster in {TRIES} tries"
+    address, raylet = line.split()
     try:
-        address, raylet = child.stdout.readline().split()
         yield address, int(raylet)
     finally:
         child.communicate()
