@@ -1,4 +1,4 @@
-"""Ctrl-C beside working threads: the first one ends what is being done, the second waits for none."""
+"""Ctrl-C beside working threads: the first ends what is being done, the second waits for none."""
 
 import signal
 import subprocess
