@@ -82,7 +82,7 @@ def test_kills_lose_and_double_no_block(tmp_path: Path) -> None:
     chance, kept = random.Random(3), Counter[tuple[str, str]]()
     for _ in range(KILLS):
         child = start(tmp_path)
-        wanted, deadline = len(kept) + chance.randrange(0, 4), time.monotonic() + 120
+        wanted, deadline = len(kept) + chance.randrange(0, 4), time.monotonic() + 900
         while len(stored_blocks(tmp_path)) <= wanted and child.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
