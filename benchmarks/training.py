@@ -161,7 +161,7 @@ def rlfe_side(options: argparse.Namespace, model: Path, scratch: Path) -> dict[s
         "peak_gib": peak,
         "wall_seconds": round(wall, 1),
         "phases": {name: [round(p.get(name, 0.0), 2) for p in phases] for name in phases[-1]},
-        "mismatch_mean": [line.get("mismatch/mean") for line in lines],
+        "mismatch_mean": [line.get("mismatch/abs_mean") for line in lines],
         "speed": [
             {k: v for k, v in line.items() if k.startswith(("speed", "memory", "update/"))}
             for line in lines

@@ -296,6 +296,8 @@ def test_mismatch_is_measured_before_any_cap():
     weight_T = np.exp((old_BL - b_BL)[mask_BL])
     assert found["mismatch/max"] == pytest.approx(np.exp(2.2), rel=1e-6)
     assert found["mismatch/mean"] == pytest.approx(weight_T.mean())
+    assert found["mismatch/abs_mean"] == pytest.approx(np.abs(b_BL - old_BL)[mask_BL].mean())
+    assert found["mismatch/abs_max"] == pytest.approx(np.abs(b_BL - old_BL)[mask_BL].max())
     assert found["mismatch/k1"] == pytest.approx((b_BL - old_BL)[mask_BL].mean())
     b_BL[0, 0] = np.nan
     assert mismatch_metrics(old_BL, b_BL, mask_BL)["mismatch/unscored"] == 1

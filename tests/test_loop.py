@@ -160,7 +160,7 @@ def test_replay_changes_the_weights_but_no_statistic_of_the_step_before(
     plain, replay = lines(tmp_path / "plain"), lines(tmp_path / "replay")
     assert weights(tmp_path / "plain", 4) != weights(tmp_path / "replay", 4)
     first = next(i for i, line in enumerate(replay) if line["replay/rollouts"])
-    fresh = [n for n in plain[first] if not n.startswith(("replay/", "loss/", "optim/"))]
+    fresh = [n for n in plain[first] if not n.startswith(("replay/", "loss/", "optim/", "update/"))]
     assert {n: plain[first][n] for n in fresh} == {n: replay[first][n] for n in fresh}
 
 
@@ -367,3 +367,12 @@ def test_what_the_source_of_the_problems_lacks_is_said_and_recorded(
     assert record["data_notes"] == task.notes
     log = (tmp_path / "run" / "logs" / "train.log").read_text()
     assert f"warning: {task.notes[0]}" in log
+
+
+def test_the_mismatch_of_sampler_and_trainer_is_logged_without_a_pass_of_its_own(
+    tiny_model, tmp_path: Path
+) -> None:
+    a_run(tiny_model, tmp_path / "run")
+    for line in lines(tmp_path / "run"):
+        assert 0 <= line["mismatch/abs_mean"] <= line["mismatch/abs_max"] < 1e-4  # both float32
+        assert line["mismatch/abs_mean"] == pytest.approx(line["lag/fresh_mean_abs"], rel=1e-5)

@@ -254,7 +254,11 @@ def advantage_metrics(advantages: Sequence[np.ndarray]) -> Metrics:
 def mismatch_metrics(
     old_logp_BL: np.ndarray, behavior_logp_BL: np.ndarray, mask_BL: np.ndarray
 ) -> Metrics:
-    """Section 7 before any cap: weights w = exp(o - b), k1 and k3 of (b, o), unscored tokens."""
+    """Section 7 before any cap: weights w = exp(o - b), k1 and k3 of (b, o), unscored tokens.
+
+    `abs_mean` and `abs_max` are of the absolute difference of log-probabilities, what TRL logs as
+    `sampling/sampling_logp_difference` (trl/trainer/grpo_trainer.py).
+    """
     log_T = old_logp_BL[mask_BL].astype(np.float64) - behavior_logp_BL[mask_BL]
     unscored = np.isnan(log_T)
     log_T = log_T[~unscored]
@@ -266,6 +270,8 @@ def mismatch_metrics(
         "mismatch/mean": float(weight_T.mean()),
         "mismatch/p95": float(np.percentile(weight_T, 95)),
         "mismatch/max": float(weight_T.max()),
+        "mismatch/abs_mean": float(np.abs(log_T).mean()),
+        "mismatch/abs_max": float(np.abs(log_T).max()),
         "mismatch/k1": float(-log_T.mean()),
         "mismatch/k3": float((weight_T - 1 - log_T).mean()),
     }

@@ -133,6 +133,7 @@ ABSENT: dict[str, None] = dict.fromkeys(
         *("clip/wclip_raw", "clip/wclip_active", "clip/wclip_common"),
         *("kl/k1", "kl/k2", "kl/k3"),
         *("mismatch/mean", "mismatch/p95", "mismatch/max", "mismatch/k1", "mismatch/k3"),
+        *("mismatch/abs_mean", "mismatch/abs_max"),
         *("mismatch/unscored", "mismatch/changed"),
         *("replay/loss_nll", "replay/lambda", "replay/tokens", "replay/rollouts", "replay/fill"),
         *("replay/waiting", "replay/buffer_size", "replay/prompts", "replay/eligible"),

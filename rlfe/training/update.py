@@ -88,6 +88,7 @@ def update(
         _optimiser_step(job, step, batch, entries[share], buffer, done)
         if lag == 0 and done.fresh is None:
             done.fresh = _agreement(job, done.tables[0])
+            done.mismatch = done.mismatch or _drift(done.tables[0])
     done.work = _work(job, step)
     return done
 
@@ -148,6 +149,13 @@ def _mismatch(job: Job, batch: Batch, old_logp_BL: np.ndarray) -> Metrics:
         limit=settings.limit,
     )
     return diagnostics.mismatch_metrics(*arrays) | {"mismatch/changed": changed}
+
+
+def _drift(table: TokenTable) -> Metrics:
+    """The mismatch without a pass of its own: what the first update saw, before it, at lag 0."""
+    drift_BL = table.log_drift_T[None].astype(np.float32)
+    whole_BL = np.ones(drift_BL.shape, bool)
+    return diagnostics.mismatch_metrics(drift_BL, np.zeros_like(drift_BL), whole_BL)
 
 
 def _optimiser_step(
