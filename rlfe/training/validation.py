@@ -155,6 +155,7 @@ def _requests(job: Job, held_out: ValidationList, finished_steps: int) -> Sequen
                 seed=derive(job.seed, "validate", finished_steps, problem.id),
                 stop=held_out.data.prompts[index].stop,
                 stop_token_ids=job.sampler.tokenizer.stop_token_ids,
+                logprobs=False,
             ),
         )
         for index, (problem, limit) in enumerate(
