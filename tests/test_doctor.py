@@ -9,7 +9,6 @@ from rlfe.cli import checks
 from rlfe.cli.main import run
 from tests.test_checkpoints import checkpoint
 
-
 STOPPED = dict.fromkeys(("endless loop", "memory bomb", "file write", "socket"), "stopped")
 tried = checks._tried
 
