@@ -15,8 +15,8 @@ def judge():
     print("judged", flush=True)
 with second_stops_at_once("what is judged is kept"):
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(judge)
         try:
+            pool.submit(judge)  # in here, since the signal may come before it has returned
             time.sleep(60)
         except KeyboardInterrupt:
             print("first", flush=True)

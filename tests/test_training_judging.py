@@ -45,7 +45,7 @@ def a_job(generate: Callable[[Any], Iterator[Any]], judge: Callable[..., Any]) -
         sampler=SimpleNamespace(generate=generate),
         task=SimpleNamespace(judge=judge),
         judge=None,
-        watch=SimpleNamespace(within=lambda text: None),
+        within=lambda text: None,
     )
 
 

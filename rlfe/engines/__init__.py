@@ -27,6 +27,7 @@ def make_sampler(
     max_len: int | None = None,
     lora: Any | None = None,
     model: Any | None = None,
+    training: bool = False,
 ) -> Sampler:
     """The sampler that `engine.sampler` names, on a model folder or Hub id.
 
@@ -37,12 +38,21 @@ def make_sampler(
         thinking: The chat template's switch.
         max_len: Prompt plus completion (vllm); None: the model's.
         lora, model: For training in one process (`make_engines`).
+        training: vLLM's core may live in this process, where it is faster but cannot be started
+            again; an evaluation may need a fresh one.
 
     Raises:
         RequestError: A library that the engine needs is not installed.
         NotFoundError: There is no such model.
     """
-    facts = {"dtype": dtype, "revision": revision, "thinking": thinking, "max_len": max_len}
+    facts: dict[str, Any] = {
+        "dtype": dtype,
+        "revision": revision,
+        "thinking": thinking,
+        "max_len": max_len,
+    }
+    if engine.sampler == "vllm":
+        facts["same_process"] = None if training else False
     made: Sampler = _made(SAMPLERS, engine.sampler, engine, path, lora=lora, model=model, **facts)
     return made
 
@@ -91,6 +101,7 @@ def make_engines(recipe: Recipe, ranks: Ranks | None = None) -> tuple[Sampler, L
         max_len=recipe.model.max_len,
         lora=_lora(recipe),
         model=learner.model if share else None,  # type: ignore[attr-defined]
+        training=True,
     )
     return sampler, learner
 

@@ -64,7 +64,7 @@ class VllmSampler:
         lora: LoRA settings; snapshots are then adapters and are served as such.
         same_process: Run the engine core in this process. None: on one GPU of a run in one
             process; else a process of its own, which leaves our torch (threads, process group)
-            as it is, but takes as long again to send every token between the two.
+            as it is and can be started again, but takes as long again to hand over every token.
     """
 
     name = "vllm"
@@ -87,7 +87,7 @@ class VllmSampler:
         thinking: bool | None = None,
         revision: str | None = None,
         lora: Lora | None = None,
-        same_process: bool | None = None,
+        same_process: bool | None = False,
     ) -> None:
         need_vllm()
         from rlfe.engines.weights import device_of

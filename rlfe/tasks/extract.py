@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 
 from rlfe.tasks.names import bound_names, may_define, used_names
 
@@ -187,17 +189,26 @@ def _first_fence(text: str) -> int:
 def _blocks(text: str) -> list[_Block]:
     """The fenced blocks in order, each cut to what parses."""
     lines, at = text.split("\n"), 0
+    bare = _bare_fences(lines)
     blocks: list[_Block] = []
     while at < len(lines) and len(blocks) < MAX_BLOCKS:
         if not _is_fence(lines[at]):
             at += 1
             continue
-        block, at = _block(lines, at)
+        block, at = _block(lines, bare, at)
         blocks.append(block)
     return blocks
 
 
-def _block(lines: list[str], opener: int) -> tuple[_Block, int]:
+def _bare_fences(lines: list[str]) -> list[tuple[int, re.Match[str]]]:
+    """The lines that may close a block, with their match; looked for once for all blocks."""
+    matches = ((index, _FENCE.fullmatch(line)) for index, line in enumerate(lines))
+    return [(index, match) for index, match in matches if match and not match[3].strip()]
+
+
+def _block(
+    lines: list[str], bare: list[tuple[int, re.Match[str]]], opener: int
+) -> tuple[_Block, int]:
     """The block that a fence line opens, and the line after it."""
     match = _FENCE.fullmatch(lines[opener])
     assert match is not None
@@ -205,7 +216,7 @@ def _block(lines: list[str], opener: int) -> tuple[_Block, int]:
     is_word = _LANGUAGE.fullmatch(rest) is not None or ("=" not in rest and "{" in rest)
     head = [] if is_word or not rest else [rest]
     language = rest.split("{")[0].strip() if is_word else ""
-    ends = _closings(lines, opener + 1, match)
+    ends = _closings(bare, opener + 1, match) or [len(lines)]
     for end in ends[:4]:
         body = _dedented(head + lines[opener + 1 : end], len(match[1]))
         found = _parsed(body)
@@ -219,18 +230,18 @@ def _block(lines: list[str], opener: int) -> tuple[_Block, int]:
     return replace(_longest(body), language=language), end + 1
 
 
-def _closings(lines: list[str], start: int, opener: re.Match[str]) -> list[int]:
-    """Lines that may close the block, nearest first; the end of the text if there is none."""
+def _closings(
+    bare: list[tuple[int, re.Match[str]]], start: int, opener: re.Match[str]
+) -> list[int]:
+    """Up to four lines that may close the block, nearest first."""
     found = []
-    for index in range(start, len(lines)):
-        match = _FENCE.fullmatch(lines[index])
-        if match is None or match[3].strip() or match[2][0] != opener[2][0]:
-            continue
-        if len(match[2]) >= len(opener[2]) and len(match[1]) <= len(opener[1]):
+    for index, match in bare[bisect_left(bare, start, key=itemgetter(0)) :]:
+        closes = match[2][0] == opener[2][0] and len(match[2]) >= len(opener[2])
+        if closes and len(match[1]) <= len(opener[1]):
             found.append(index)
             if len(found) == 4:
-                return found
-    return found or [len(lines)]
+                break
+    return found
 
 
 def _opens(line: str) -> bool:
