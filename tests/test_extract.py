@@ -127,8 +127,8 @@ CODE = "".join(f"def f{i}(x):\n    y = x + {i}\n    return [y, (x, {i})]\n" for 
     ids=["prose", "prose and code", "cut code", "code and prose", "fences", "open brackets", "mixed"],
 )  # fmt: skip
 def test_three_thousand_tokens_take_milliseconds(text: str) -> None:
-    best = min(_seconds(text) for _ in range(3))
-    assert best < 0.03  # 10 ms is the goal; the margin is for a busy machine
+    best = min(_seconds(text) for _ in range(5))
+    assert best < 0.1  # 10 ms is the goal; quadratic time would be seconds, a busy machine is not
 
 
 def _seconds(text: str) -> float:
