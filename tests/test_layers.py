@@ -19,6 +19,7 @@ PRINTS = {"precompute.py"}  # a maintenance script, run by hand to rewrite packa
 # address and key are in no setting, so that no record holds them.
 READS_ENVIRONMENT = {
     *("vllm_settings.py", "devices.py", "ray_cluster.py", "tinker_service.py"),
+    "environment.py",  # sets it for the first two of these and for ranks
     "launching.py",  # what a rank inherits
 }
 # What each kind of room may import of rlfe, beside itself.

@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from rlfe.cli import output
+from rlfe.engines.environment import changed
 from rlfe.engines.ranks import GO_ON
 from rlfe.errors import RlfeError
 
@@ -89,16 +90,8 @@ def _environment(folder: str, count: int) -> Iterator[None]:
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),  # we say it in words
     }
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
+    with changed(values):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

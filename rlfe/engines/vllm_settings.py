@@ -20,6 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from rlfe.engines.environment import changed
 from rlfe.engines.source import read_json
 from rlfe.errors import RequestError
 
@@ -207,20 +208,10 @@ def starting(settings: Settings) -> Iterator[None]:
     hidden = [
         name for name in os.environ if name in OF_TORCHRUN or name.startswith("TORCHELASTIC_")
     ]
-    before = {name: os.environ.get(name) for name in (*values, *hidden)}
-    os.environ.update(values)
-    for name in hidden:  # the engine is no rank of ours: it makes a process group of its own
-        del os.environ[name]
-    try:
-        with _stdout_on_stderr(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    # The engine is no rank of ours: it makes a process group of its own.
+    with changed(values, without=hidden), _stdout_on_stderr(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _physical(device: str, environment: Mapping[str, str]) -> str:
