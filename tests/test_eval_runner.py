@@ -5,8 +5,9 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +18,14 @@ from rlfe.errors import RequestError, RlfeError
 from rlfe.eval.jobs import Job, Target, make_job
 from rlfe.eval.judging import JudgeOnDemand, Report
 from rlfe.eval.places import Places
-from rlfe.eval.runner import run_jobs
+from rlfe.eval.runner import Watch, run_jobs
 from rlfe.eval.samplers import Samplers
 from rlfe.eval.settings import Settings
 from rlfe.eval.store import Store
 from rlfe.eval.tables import Draws, Scored, score_rows, write_tables
 from rlfe.eval.tally import measures, tally
-from rlfe.types import Completion, Finish, Request
+from rlfe.tasks.base import Reply
+from rlfe.types import Completion, Finish, Request, Verdict
 from tests.eval_doubles import ENGINE, RECIPE, ParityTask, SeedSampler
 
 NO_JUDGE = JudgeOnDemand(lambda: nullcontext())  # type: ignore[arg-type,return-value]
@@ -257,6 +259,87 @@ def test_a_request_that_the_engine_gave_up_is_drawn_by_the_next_call(tmp_path: P
     assert rows(job)[0]["missing"] == "toy/0"
     samplers = Samplers(lambda job: SeedSampler(job.target.path), lambda a, b: True)
     assert run_jobs([job], samplers, NO_JUDGE, places).sampled == 8
+
+
+class Heard(Watch):
+    """What happened, in order: `drawn 30`, `finished 30`."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def drawn(self, job: Job) -> None:
+        self.events.append(f"drawn {job.target.step}")
+
+    def finished(self, job: Job, store: Store) -> None:
+        assert not store.unjudged()
+        self.events.append(f"finished {job.target.step}")
+
+
+class Patient(ParityTask):
+    """Judges the first checkpoint only once the second is being drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second_begins = threading.Event()
+
+    def judge(self, replies: Sequence[Reply], judge: object) -> Iterator[tuple[str, Verdict]]:
+        assert self.second_begins.wait(20), "the second checkpoint waits for the first's verdicts"
+        yield from super().judge(replies, judge)
+
+
+class Telling(SeedSampler):
+    """Sets the task's event, and waits for the verdicts, when it draws step 60."""
+
+    task: Patient
+    fails = False
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[tuple[str, list[Completion]]]:
+        if self.loaded[-1].name != "global_step_60":
+            yield from super().generate(requests)
+            return
+        self.task.second_begins.set()
+        if self.fails:
+            raise RlfeError("the engine stopped")
+        until = time.monotonic() + 20
+        while len(self.task.judged) < FIRST_ANSWERS and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(0.05)  # the verdicts are stored
+        yield from super().generate(requests)
+
+
+FIRST_ANSWERS = 28  # distinct ones among the first checkpoint's 5 x 16
+
+
+def two_checkpoints(root: Path) -> tuple[list[Job], Samplers]:
+    task = Patient()
+    jobs = [make_job(target(root, step), task, BASE, RECIPE, ENGINE) for step in (30, 60)]
+
+    def make(job: Job) -> Telling:
+        made = Telling(job.target.path)
+        made.task = task
+        return made
+
+    return jobs, Samplers(make, lambda a, b: True)
+
+
+def test_a_checkpoint_is_judged_and_scored_while_the_next_is_drawn(tmp_path: Path) -> None:
+    jobs, samplers = two_checkpoints(tmp_path)
+    heard = Heard()
+    report = run_jobs(jobs, samplers, NO_JUDGE, Places(lambda path: path.name), heard)
+    assert heard.events == ["drawn 30", "finished 30", "drawn 60", "finished 60"]
+    assert (report.sampled, report.judged, len(report.load_seconds)) == (160, 160, 2)
+    assert report.work_seconds >= report.sample_seconds >= report.wait_seconds
+
+
+def test_a_checkpoint_is_finished_although_the_next_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Telling, "fails", True)
+    jobs, samplers = two_checkpoints(tmp_path)
+    heard = Heard()
+    with pytest.raises(RlfeError, match="the engine stopped"):
+        run_jobs(jobs, samplers, NO_JUDGE, Places(lambda path: path.name), heard)
+    assert heard.events == ["drawn 30", "finished 30"]
 
 
 SCRIPT = """

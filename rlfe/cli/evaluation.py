@@ -307,8 +307,10 @@ class ScoreWatch(Watch):
         if self._advance is not None:
             self._advance.advance(samples)
 
-    def finished(self, job: Job, store: Store) -> None:
+    def drawn(self, job: Job) -> None:
         self.end()
+
+    def finished(self, job: Job, store: Store) -> None:
         self.score(job, store)
 
     def score(self, job: Job, store: Store) -> None:

@@ -201,6 +201,8 @@ def _document(
             "tokens": report.tokens,
             "sample_seconds": round(report.sample_seconds, 3),
             "wait_seconds": round(report.wait_seconds, 3),
+            "work_seconds": round(report.work_seconds, 3),
+            "load_seconds": [round(seconds, 3) for seconds in report.load_seconds],
             "isolation": dict(tier),
         },
     }

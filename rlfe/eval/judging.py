@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 JUDGE_AT = 16  # blocks handed to the judge at a time: enough to keep its workers busy
 WAITING = 4  # such hand-overs that may wait before generation pauses
 Answer = tuple[str, str]  # problem id, hash of what is judged
+_COUNTING = threading.Lock()  # of a report, which two jobs may share
 NO_ROOM = "prompt leaves no room for a token"
 
 
@@ -39,8 +40,10 @@ class Report:
     no_room: int = 0
     unscored: int = 0
     tokens: int = 0
-    sample_seconds: float = 0.0  # from the first request to the last judged block
+    sample_seconds: float = 0.0  # some job was being drawn, or the last verdicts were waited for
     wait_seconds: float = 0.0  # of these, generation stood still or was done, judging was not
+    work_seconds: float = 0.0  # from the first request to the last score, changes of weights too
+    load_seconds: list[float] = field(default_factory=list)  # the first one starts an engine
     loads: int = 0
     engines: int = 0
     lost_units: int = 0  # done again, because their sampler was lost or failed
@@ -103,17 +106,26 @@ class JudgeThread:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._hand_over()
-                self._settle(0)
+                self.finish()
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was submitted is judged."""
+        return not self._waiting and all(future.done() for future in self._futures)
+
+    def finish(self) -> float:
+        """Wait for the last verdict; returns the seconds that it took."""
+        self.hand_over()
+        return self._settle(0)
 
     def submit(self, blocks: Iterable[BlockKey]) -> None:
         """Queue stored blocks; pauses the caller when judging falls behind."""
         for key in blocks:
             self._waiting.append(key)
             if len(self._waiting) >= JUDGE_AT:
-                self._hand_over()
+                self.hand_over()
         self._settle(WAITING)
 
     def no_room(self, key: BlockKey, count: int) -> None:
@@ -125,17 +137,20 @@ class JudgeThread:
         self._store.add_block(*key, [Sample("", str(Finish.LENGTH), 0)] * count)
         self._store.add_verdicts({key: [verdict] * count})
 
-    def _hand_over(self) -> None:
+    def hand_over(self) -> None:
+        """Judge what is submitted, without waiting for more."""
         if self._waiting:
             self._futures.append(self._pool.submit(self._judge_blocks, self._waiting))
             self._waiting = []
 
-    def _settle(self, allowed: int) -> None:
+    def _settle(self, allowed: int) -> float:
         """Wait until at most `allowed` hand-overs are open; raises what judging raised."""
         start = time.monotonic()
         while len(self._futures) > allowed:
             self._futures.pop(0).result()
-        self._report.wait_seconds += time.monotonic() - start
+        waited = time.monotonic() - start
+        self._report.wait_seconds += waited
+        return waited
 
     def _judge_blocks(self, blocks: Sequence[BlockKey]) -> None:
         answers = {
@@ -163,7 +178,7 @@ class JudgeThread:
             if len(scored) == len(row):
                 whole[key] = scored
         self._store.add_verdicts(whole)
-        with self._lock:
+        with _COUNTING:
             self._report.unscored += unscored
             self._report.judged += sum(len(row) for row in whole.values())
 

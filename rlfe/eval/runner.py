@@ -1,17 +1,20 @@
 """One checkpoint after another: sample what is missing, judge distinct answers once, append.
 
-One load per checkpoint for all its tasks, judging in a thread while the next block is generated
-(`judging.py`). Everything finished is on disk the moment it exists (`store.py`), so a killed
-evaluation continues; what cannot be judged through a fault of ours is not recorded and makes the
-evaluation incomplete. Not here: where checkpoints come from (`plan.py`), tables (`tables.py`).
+One load per checkpoint for all its tasks, judging in a thread while the next block, or the next
+checkpoint, is generated (`judging.py`). Everything finished is on disk the moment it exists
+(`store.py`), so a killed evaluation continues; what cannot be judged through a fault of ours is not
+recorded and makes the evaluation incomplete. Not here: where checkpoints come from (`plan.py`),
+tables (`tables.py`).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from copy import copy
+from typing import TYPE_CHECKING, Any
 
 from rlfe.engines.base import Tokenizer
 from rlfe.eval.jobs import Job
@@ -24,6 +27,9 @@ from rlfe.randomness import derive
 from rlfe.rundir import write_text
 from rlfe.types import Finish, Request
 
+if TYPE_CHECKING:
+    from rlfe.sandbox.pool import Judge
+
 
 class Watch:
     """What `run_jobs` tells while it works; the command line draws it, tests ignore it."""
@@ -33,6 +39,9 @@ class Watch:
 
     def sampled(self, job: Job, samples: int) -> None:
         """So many more samples are stored."""
+
+    def drawn(self, job: Job) -> None:
+        """No more samples of this job will come; they may still be judged."""
 
     def finished(self, job: Job, store: Store) -> None:
         """All that could be drawn and judged of this job is on disk."""
@@ -54,28 +63,115 @@ def run_jobs(
             process. Everything finished before is kept.
     """
     report, watch = Report(), watch or Watch()
-    for place, job in enumerate(jobs):
-        header = header_of(job, places.weights(job.target))
-        with Store(job.store_path, job.rule, beside=job.beside).open(header) as store:
-            write_settings(job)
-            _fill(job, store, samplers, judges, places, watch, report)
-            watch.finished(job, store)
-        if not any(later.target == job.target for later in jobs[place + 1 :]):
-            places.done(job.target)
+    with Behind(watch, report) as behind:
+        for place, job in enumerate(jobs):
+            with Opened(job, header_of(job, places.weights(job.target))) as opened:
+                write_settings(job)
+                _fill(opened, samplers, judges, places, watch, report, behind)
+                behind.follow(opened)
+            if not any(later.target == job.target for later in jobs[place + 1 :]):
+                places.done(job.target)
     report.loads, report.engines = samplers.loads, samplers.engines
+    report.load_seconds = samplers.load_seconds
     return report
 
 
+class Opened:
+    """A job with its store and, once it draws or judges, its judging thread.
+
+    As a context manager it ends all of it, unless `keep` was called: then `finish` does.
+    """
+
+    def __init__(self, job: Job, header: Mapping[str, Any]) -> None:
+        self.job, self._ending = job, ExitStack()
+        store = Store(job.store_path, job.rule, beside=job.beside).open(header)
+        self.store = self._ending.enter_context(store)
+        self.judging: JudgeThread | None = None
+
+    def judge(self, judge: Judge | None, report: Report) -> JudgeThread:
+        self.judging = JudgeThread(self.job, self.store, judge, report)
+        return self._ending.enter_context(self.judging)
+
+    @property
+    def judged(self) -> bool:
+        """Whether nothing is being judged."""
+        return self.judging is None or self.judging.idle
+
+    def keep(self) -> Opened:
+        """The same, which outlives the block that opened it."""
+        kept = copy(self)
+        kept._ending = self._ending.pop_all()
+        return kept
+
+    def finish(self, watch: Watch, report: Report) -> None:
+        """Wait for the last verdict, tell, and close the store."""
+        with self:
+            if self.judging is not None:
+                report.sample_seconds += self.judging.finish()
+            watch.finished(self.job, self.store)
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._ending.__exit__(*error)
+
+
+class Behind:
+    """The job that is drawn but still being judged, while the next one is loaded and drawn.
+
+    An engine would stand still for the last programs of every checkpoint, and for its scores.
+    """
+
+    def __init__(self, watch: Watch, report: Report) -> None:
+        self._watch, self._report = watch, report
+        self._held: Opened | None = None
+        self._first: float | None = None
+
+    def __enter__(self) -> Behind:
+        return self
+
+    def begins(self) -> None:
+        """The first request is about to be sent."""
+        self._first = self._first or time.monotonic()
+
+    def look(self) -> None:
+        """Finish the job that is held if its last verdict is there; called between blocks."""
+        if self._held is not None and self._held.judged:
+            self._finish()
+
+    def follow(self, opened: Opened) -> None:
+        """Finish the job that is held; hold this one until it is judged."""
+        self._finish()
+        self._held = opened.keep()
+        self.look()
+
+    def _finish(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.finish(self._watch, self._report)
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        """What failed is another job: this one is finished, unless the user stopped it."""
+        if kind is None or issubclass(kind, Exception):
+            self._finish()
+        elif self._held is not None:
+            self._held.__exit__(kind, *rest)
+        if self._first is not None:
+            self._report.work_seconds = time.monotonic() - self._first
+
+
 def _fill(
-    job: Job,
-    store: Store,
+    opened: Opened,
     samplers: Samplers,
     judges: JudgeOnDemand,
     places: Places,
     watch: Watch,
     report: Report,
+    behind: Behind,
 ) -> None:
-    """Draw and judge what one job lacks."""
+    """Draw what one job lacks and hand it to the judge."""
+    job, store = opened.job, opened.store
     missing = job.missing(store)
     watch.started(job, sum(count for _, _, count in missing))
     unjudged = [key for key in store.unjudged() if key[0] in job.ids]
@@ -85,12 +181,15 @@ def _fill(
     if missing:
         places.ready(job.target)
         samplers.on(job)
+    behind.begins()
+    judging = opened.judge(judge, report)
     start = time.monotonic()
-    with JudgeThread(job, store, judge, report) as judging:
-        judging.submit(unjudged)
-        if missing:
-            sample_missing(job, store, samplers, missing, judging, watch, report)
+    judging.submit(unjudged)
+    if missing:
+        sample_missing(job, store, samplers, missing, judging, watch, report, behind.look)
+    judging.hand_over()
     report.sample_seconds += time.monotonic() - start
+    watch.drawn(job)
 
 
 def write_settings(job: Job) -> None:
@@ -117,10 +216,11 @@ def sample_missing(
     judging: JudgeThread,
     watch: Watch,
     report: Report,
+    between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Draw the missing blocks, store each at once, hand it to the judge."""
+    """Draw the missing blocks, store each at once, hand it to the judge; `between` them, call."""
     sampler = samplers.on(job)
-    requests, hopeless = _requests(job, sampler.tokenizer, missing, report)
+    requests, hopeless = requests_of(job, sampler.tokenizer, missing, report)
     samplers.verified(requests)
     for problem, block, count in hopeless:
         judging.no_room((problem, block), count)
@@ -137,9 +237,10 @@ def sample_missing(
         report.tokens += sum(sample.tokens for sample in samples)
         judging.submit([(problem, block)])
         watch.sampled(job, len(samples))
+        between()
 
 
-def _requests(
+def requests_of(
     job: Job, tokenizer: Tokenizer, missing: Iterable[tuple[int, int, int]], report: Report
 ) -> tuple[list[Request], list[tuple[str, int, int]]]:
     """Requests of the missing blocks, and the blocks whose prompt leaves no room at all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -49,10 +50,11 @@ class Samplers:
         self._built_for: Job | None = None
         self._holds: Path | None = None
         self.loads = self.engines = 0
+        self.load_seconds: list[float] = []
 
     def on(self, job: Job) -> Sampler:
         """A sampler that holds the weights of the job's checkpoint."""
-        path, fits = job.target.path, False
+        path, fits, start = job.target.path, False, time.monotonic()
         if self._sampler is not None and self._built_for is not None:
             fits = self._same(self._built_for, job)
         if self._sampler is None or not fits:
@@ -69,6 +71,7 @@ class Samplers:
             self._reloaded = True
         self._holds = path
         self.loads += 1
+        self.load_seconds.append(time.monotonic() - start)
         return self._sampler
 
     def verified(self, requests: Sequence[Request]) -> None:
