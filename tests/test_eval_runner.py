@@ -331,6 +331,30 @@ def test_a_checkpoint_is_judged_and_scored_while_the_next_is_drawn(tmp_path: Pat
     assert report.work_seconds >= report.sample_seconds >= report.wait_seconds
 
 
+def test_a_slow_program_does_not_hold_generation_up(tmp_path: Path) -> None:
+    """Of 10 hand-overs the first ends last: each has 16 blocks."""
+
+    class OneSlow(ParityTask):
+        slow, all_drawn = threading.Lock(), threading.Event()
+
+        def judge(self, replies: Sequence[Reply], judge: object) -> Iterator[tuple[str, Verdict]]:
+            if self.slow.acquire(blocking=False):
+                assert self.all_drawn.wait(20), "generation waits for the slow program"
+            yield from super().judge(replies, judge)
+
+    task = OneSlow(40)
+
+    class Last(SeedSampler):
+        def generate(self, requests: Sequence[Request]) -> Iterator[tuple[str, list[Completion]]]:
+            yield from super().generate(requests[:-1])
+            task.all_drawn.set()
+            yield from super().generate(requests[-1:])
+
+    job = make_job(target(tmp_path), task, with_(BASE, n=32), RECIPE, ENGINE)
+    samplers = Samplers(lambda job: Last(job.target.path), lambda a, b: True)
+    assert run_jobs([job], samplers, NO_JUDGE, Places(lambda path: "w")).judged == 1280
+
+
 def test_a_checkpoint_is_finished_although_the_next_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rlfe.sandbox.pool import Judge
 
 JUDGE_AT = 16  # blocks handed to the judge at a time: enough to keep its workers busy
-WAITING = 4  # such hand-overs that may wait before generation pauses
+AT_WORK = 8  # such hand-overs that are judged at a time: one with an endless program takes seconds
+OPEN = 16  # such hand-overs that may be open before generation pauses
 Answer = tuple[str, str]  # problem id, hash of what is judged
 _COUNTING = threading.Lock()  # of a report, which two jobs may share
 NO_ROOM = "prompt leaves no room for a token"
@@ -77,8 +78,8 @@ class JudgeOnDemand:
 class JudgeThread:
     """Judges blocks beside generation; identical answers of a problem are judged once.
 
-    Two hand-overs are in work at a time, so that a slow program at the end of one does not leave
-    the judge's workers idle.
+    Several hand-overs are in work at a time: a program that is stopped at its limit, and run once
+    more, keeps its own from ending, but neither the judge's workers nor generation from going on.
     """
 
     def __init__(self, job: Job, store: Store, judge: Judge | None, report: Report) -> None:
@@ -88,7 +89,7 @@ class JudgeThread:
         self._lock = threading.Lock()
         self._waiting: list[BlockKey] = []
         self._futures: list[Future[None]] = []
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="judge")
+        self._pool = ThreadPoolExecutor(max_workers=AT_WORK, thread_name_prefix="judge")
 
     def _seen_before(self) -> dict[Answer, Future[Judged | None]]:
         """Verdicts that are there. Only final ones: a timeout may have been the machine's."""
@@ -126,7 +127,7 @@ class JudgeThread:
             self._waiting.append(key)
             if len(self._waiting) >= JUDGE_AT:
                 self.hand_over()
-        self._settle(WAITING)
+        self._settle(OPEN)
 
     def no_room(self, key: BlockKey, count: int) -> None:
         """Record a block whose prompt leaves no room for a token: all its samples are wrong."""
@@ -147,7 +148,10 @@ class JudgeThread:
         """Wait until at most `allowed` hand-overs are open; raises what judging raised."""
         start = time.monotonic()
         while len(self._futures) > allowed:
-            self._futures.pop(0).result()
+            ended, still_open = wait(self._futures, return_when=FIRST_COMPLETED)
+            self._futures = list(still_open)
+            for future in ended:
+                future.result()
         waited = time.monotonic() - start
         self._report.wait_seconds += waited
         return waited
