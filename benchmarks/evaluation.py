@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -218,7 +219,7 @@ def peer(options: argparse.Namespace) -> dict[str, Any]:
 
 def warm(llm: Any, prompts: Sequence[Any], values: Sequence[Any]) -> None:
     """Some short requests, and an empty prefix cache afterwards."""
-    short = [value.clone() for value in values[:WARM_REQUESTS]]
+    short = [copy(value) for value in values[:WARM_REQUESTS]]
     for value in short:
         value.max_tokens = WARM_TOKENS
     llm.generate(list(prompts[:WARM_REQUESTS]), short, use_tqdm=False)
