@@ -1,9 +1,10 @@
 """GRPO steps of rlfe against TRL's GRPOTrainer with colocated vLLM: rollouts per second.
 
 Same model, prompts, number of rollouts, length limit, dtype (float32 master weights, bfloat16
-compute) and share of the GPU for vLLM; each side runs in a process of its own, one after the other.
-Starting (weights, engine, graphs) is reported apart; the first step is not counted, since both
-sides warm up in it. Needs a CUDA device, vllm and trl==1.16.
+compute) and share of the GPU for vLLM; each side runs in a process of its own, one after the other,
+or with --beside at the same time, each on a GPU of its own. Starting (weights, engine, graphs) is
+reported apart; the first step is not counted, since both sides warm up in it. Needs a CUDA device,
+vllm and trl==1.16.
 
     python -m benchmarks.training models/smollm2-135m-instruct --steps 4
     python -m benchmarks.training models/smollm2-135m-instruct --shape qwen3-1.7b \\
@@ -14,12 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +58,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--gpu-share", type=float, default=0.3)
     parser.add_argument("--set", action="append", default=[], help="further settings of rlfe")
     parser.add_argument("--side", choices=["rlfe", "trl"], help="one of the two only")
+    parser.add_argument("--beside", action="store_true", help="both at once: GPU 0 and GPU 1")
+    parser.add_argument("--gpus", type=int, default=1, help="of rlfe alone: ranks")
     parser.add_argument("--keep", type=Path, help="folder for logs and metrics of both sides")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
@@ -67,7 +72,12 @@ def main() -> None:
         scratch = options.keep or Path(name)
         scratch.mkdir(parents=True, exist_ok=True)
         model = shaped(options, Path(name)) if options.shape else Path(options.model)
-        found = {side: SIDES[side](options, model.resolve(), scratch.resolve()) for side in sides}
+        with ThreadPoolExecutor(len(sides) if options.beside else 1) as pool:
+            works = {
+                side: pool.submit(SIDES[side], options, model.resolve(), scratch.resolve(), gpu)
+                for gpu, side in enumerate(sides)
+            }
+            found = {side: work.result() for side, work in works.items()}
     facts = {"options": {k: str(v) for k, v in vars(options).items()}, **found}
     if len(found) == len(SIDES) and all("rollouts_per_second" in f for f in found.values()):
         for key in ("rollouts_per_second", "tokens_per_second", "peak_gib"):
@@ -94,20 +104,24 @@ def shaped(options: argparse.Namespace, folder: Path) -> Path:
 
 
 class Memory(threading.Thread):
-    """The most memory in use on GPU 0, as nvidia-smi tells it: whatever process holds it."""
+    """The most memory in use on a GPU, as nvidia-smi tells it: whatever process holds it.
 
-    def __init__(self) -> None:
+    Of the GPUs named as in CUDA_VISIBLE_DEVICES; of several the fullest.
+    """
+
+    def __init__(self, gpus: str | None) -> None:
         super().__init__(daemon=True)
-        self.peak, self._over = 0, threading.Event()
+        self.peak, self._over, self._gpus = 0, threading.Event(), gpus
 
     def run(self) -> None:
         command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+        command += ["-i", self._gpus] if self._gpus else []
         while not self._over.wait(WATCH_SECONDS):
             try:
                 text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
             except (OSError, subprocess.CalledProcessError):
                 return  # no such GPU: the peak stays 0
-            self.peak = max(self.peak, int(text.split()[0]))
+            self.peak = max(self.peak, *map(int, text.split()))
 
     def gib(self) -> float:
         self._over.set()
@@ -115,16 +129,24 @@ class Memory(threading.Thread):
         return round(self.peak / 1024, 1)
 
 
-def run_logged(command: list[str], log: Path) -> tuple[int, float]:
-    """Exit status and peak GiB of a command whose output goes to `log`."""
-    memory = Memory()
+def run_logged(command: list[str], log: Path, gpus: str | None) -> tuple[int, float]:
+    """Exit status and peak GiB of a command whose output goes to `log`; `gpus`: all it sees."""
+    memory, environment = Memory(gpus), dict(os.environ)
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
     memory.start()
     with log.open("w") as file:
-        status = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
+        status = subprocess.run(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment
+        ).returncode
     return status, memory.gib()
 
 
-def rlfe_side(options: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
+def chosen_gpus(options: argparse.Namespace, gpu: int) -> str | None:
+    return str(gpu) if options.beside else os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def rlfe_side(options: argparse.Namespace, model: Path, scratch: Path, gpu: int) -> dict[str, Any]:
     settings = {
         "model.path": model,
         "model.max_len": options.max_tokens + ROOM,
@@ -146,10 +168,11 @@ def rlfe_side(options: argparse.Namespace, model: Path, scratch: Path) -> dict[s
     chosen = [f"{name}={value}" for name, value in settings.items()] + options.set
     runs = scratch / "runs"
     command = [sys.executable, "-m", "rlfe", "train", "--runs-dir", str(runs), "--overwrite"]
+    command += ["--gpus", str(options.gpus)] if options.gpus > 1 else []
     for setting in chosen:
         command += ["--set", setting]
     begin = time.monotonic()
-    status, peak = run_logged(command, scratch / "rlfe.log")
+    status, peak = run_logged(command, scratch / "rlfe.log", chosen_gpus(options, gpu))
     wall = time.monotonic() - begin
     lines = [json.loads(line) for path in runs.glob("*/metrics.jsonl") for line in path.open()]
     if status or len(lines) <= WARM_UP:
@@ -216,7 +239,7 @@ print("RESULT " + json.dumps({
 """
 
 
-def trl_side(options: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
+def trl_side(options: argparse.Namespace, model: Path, scratch: Path, gpu: int) -> dict[str, Any]:
     import torch
 
     facts = {
@@ -228,7 +251,7 @@ def trl_side(options: argparse.Namespace, model: Path, scratch: Path) -> dict[st
     }
     command = [sys.executable, "-c", TRL, json.dumps(facts)]
     begin = time.monotonic()
-    status, peak = run_logged(command, scratch / "trl.log")
+    status, peak = run_logged(command, scratch / "trl.log", chosen_gpus(options, gpu))
     wall = time.monotonic() - begin
     text = (scratch / "trl.log").read_text()
     results = [line[7:] for line in text.splitlines() if line.startswith("RESULT ")]

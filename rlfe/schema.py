@@ -277,6 +277,7 @@ class Compute(Section):
     gradient_checkpointing: bool | Literal["auto"] = key(
         False, "compute layers again for the gradient; auto: where it would not fit otherwise"
     )
+    compile: bool = key(False, "torch.compile of layers and logits: a slower start, faster updates")
     token_budget: Count | None = key(
         None, "tokens of a forward pass, padding included; None: 16384 (GPU), 2048 (CPU)"
     )

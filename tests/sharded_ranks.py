@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from rlfe.training.objective import StepLoss
 from rlfe.types import Batch
 
 STEPS = 3
+COMPILE = torch.compile
 LORA = Lora(rank=4, alpha=8, targets="all-linear", seed=1)
 
 
@@ -104,6 +106,17 @@ def replayed(model: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
     return seen
 
 
+def compiled(model: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
+    """Layers and logits through torch.compile, layers computed again for the gradient."""
+    batch = rows([1, 30, 4, 17, 0, 9, 23], seed=1)
+    torch.compile = partial(COMPILE, backend="aot_eager")
+    try:
+        learner = learner_of(model, ranks, compiles=True, checkpointing=True)
+        return trained(learner, batch, settings())
+    finally:
+        torch.compile = COMPILE
+
+
 def few(model: Path, ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Fewer rows than ranks, and no gradient at all in the second half."""
     learner = learner_of(model, ranks)
@@ -166,6 +179,7 @@ def saved(learner: Any, ranks: Ranks, folder: Path) -> None:
 
 PROGRAMS: dict[str, Callable[[Path, Ranks, Path], dict[str, Any]]] = {
     "uneven": uneven,
+    "compiled": compiled,
     "replayed": replayed,
     "few": few,
     "lora": lora,
@@ -178,7 +192,7 @@ def main(model: str, folder: str, *names: str) -> None:
     torch.set_num_threads(1)
     ranks = member(os.environ) or Ranks()
     if isinstance(ranks, TorchRanks):
-        ranks.join("cpu", minutes=1, expired=lambda problem: end_now(1))
+        ranks.join("cpu", minutes=5, expired=lambda problem: end_now(1))
     for name in names:
         seen = PROGRAMS[name](Path(model), ranks, Path(folder))
         ranks.same(seen.get("fingerprint"), "weights")

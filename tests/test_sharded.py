@@ -19,7 +19,8 @@ from tests.sharded_ranks import PROGRAMS, rows
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 1e-5  # relative to the largest value: float32 sums in another order, then three AdamW steps
-ALONE = [name for name in PROGRAMS if name != "crossed"]
+SLOW = "compiled"  # tracing takes its time
+ALONE = [name for name in PROGRAMS if name not in ("crossed", SLOW)]
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +30,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     alone = {name: PROGRAMS[name](tiny_model, Ranks(), folder) for name in ALONE}
+    found = on_two_ranks(tiny_model, folder, *ALONE, "crossed")
+    alone["crossed"] = PROGRAMS["crossed"](tiny_model, Ranks(), folder)
+    torch.set_num_threads(before)
+    return {name: [alone[name], found[name]] for name in found} | {"folder": [folder]}
+
+
+def on_two_ranks(model: Path, folder: Path, *names: str) -> dict[str, Any]:
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [sys.executable, *words, "-m", "tests.sharded_ranks", tiny_model, folder, *PROGRAMS],
+        [sys.executable, *words, "-m", "tests.sharded_ranks", model, folder, *names],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -39,10 +47,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> dict[str
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    alone["crossed"] = PROGRAMS["crossed"](tiny_model, Ranks(), folder)
-    torch.set_num_threads(before)
-    found = {name: [alone[name], torch.load(folder / f"{name}_2.pt")] for name in PROGRAMS}
-    return found | {"folder": [folder]}
+    return {name: torch.load(folder / f"{name}_2.pt") for name in names}
 
 
 def distance(first: Any, second: Any) -> float:
@@ -120,3 +125,14 @@ def test_fillers_are_copies_of_the_shortest_row_in_no_group() -> None:
     shortest = int(np.argmin(np.where(batch.mask_BL.any(1), batch.mask_BL.cumsum(1).argmax(1), 99)))
     assert whole.ids_BL[4].tolist() == batch.ids_BL[shortest].tolist()
     assert batch.group_B.tolist() == rows([5, 0, 2, 8], seed=0).group_B.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # the compiler's own
+def test_compiled_layers_of_two_ranks_give_the_same_too(tiny_model: Path, tmp_path: Path) -> None:
+    one = PROGRAMS["compiled"](tiny_model, Ranks(), tmp_path)
+    two = on_two_ranks(tiny_model, tmp_path, "compiled")["compiled"]
+    assert distance(one["norms"], two["norms"]) < LIMIT
+    for name, weight in one["weights"].items():
+        assert distance(weight, two["weights"][name]) < LIMIT, name

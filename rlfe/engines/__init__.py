@@ -248,6 +248,7 @@ def _compute(recipe: Recipe) -> dict[str, Any]:
         "tokens": compute.token_budget,
         "logits": compute.logits,
         "checkpointing": needs_checkpointing(recipe) if chosen == "auto" else chosen,
+        "compiles": compute.compile,
         "peak": peak * 1e12 if isinstance(peak, float) else peak,
     }
 

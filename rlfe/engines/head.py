@@ -22,6 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.autograd.function import once_differentiable
 
+from rlfe.engines.compiled import compiled
 from rlfe.errors import RequestError
 
 KEEPS_SUMS = "dtype" in torch.ops.aten.mm.overloads()  # type: ignore[no-untyped-call]
@@ -35,13 +36,15 @@ class Measure:
     """What is asked of the logits.
 
     `entropy` None: not computed (zeros); False: without gradient; True: with. `dtype` is that of
-    the two factors of the head's product; `tail` None: nothing stands behind the head.
+    the two factors of the head's product; `tail` None: nothing stands behind the head. `compiled`:
+    what follows the product is one kernel instead of several.
     """
 
     temperature: float
     entropy: bool | None
     dtype: torch.dtype
     tail: Tail | None
+    compiled: bool = False
 
 
 def measured(
@@ -73,7 +76,8 @@ class _Measured(torch.autograd.Function):
         weight, parts = weight_VH.to(measure.dtype), []
         for part in _chunks(len(ids_M), len(weight)):
             z_CV = _logits(hidden_MH[part].to(measure.dtype), weight, bias_V)
-            parts.append(_read(_behind(z_CV, measure), ids_M[part], measure.entropy is not None))
+            read = compiled(_read) if measure.compiled else _read
+            parts.append(read(_behind(z_CV, measure), ids_M[part], measure.entropy is not None))
         logp_M, entropy_M, norm_M = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.measure = measure
         ctx.save_for_backward(hidden_MH, weight_VH, bias_V, ids_M, norm_M, entropy_M)
@@ -96,10 +100,13 @@ class _Measured(torch.autograd.Function):
             slope = _Slope(ids_M[part], norm_M[part], logp_grad_M[part])
             if measure.entropy:
                 slope = replace(slope, entropy=(entropy_M[part], entropy_grad_M[part]))
-            grad_CV = _through_tail(z_CV, slope, measure)
-            if bias_grad is not None:
-                bias_grad += grad_CV.sum(dim=0)
-            grad_CV = grad_CV.to(measure.dtype)
+            if measure.compiled and measure.tail is None and bias_grad is None:
+                grad_CV = slope.fused(z_CV, measure)
+            else:
+                grad_CV = _through_tail(z_CV, slope, measure)
+                if bias_grad is not None:
+                    bias_grad += grad_CV.sum(dim=0)
+                grad_CV = grad_CV.to(measure.dtype)
             hidden_grad_MH[part] = product(grad_CV, weight).to(hidden_MH.dtype)
             if weight_grad is not None:
                 weight_grad += product(grad_CV.t(), hidden)
@@ -126,6 +133,33 @@ class _Slope:
         else:
             slope_CV = z_CV.sub_(self.norm_C[:, None]).exp_().mul_(-self.logp_grad_C[:, None])
         return slope_CV.scatter_add_(1, self.ids_C[:, None], self.logp_grad_C[:, None])
+
+    def fused(self, z_CV: torch.Tensor, measure: Measure) -> torch.Tensor:
+        """Gradient by the head's output in the product's dtype, in one pass over the logits."""
+        parts = (self.ids_C, self.norm_C, self.logp_grad_C, self.entropy)
+        grad_CV: torch.Tensor = compiled(_slope)(z_CV, *parts, measure.temperature, measure.dtype)
+        return grad_CV
+
+
+def _slope(
+    z_CV: torch.Tensor,
+    ids_C: torch.Tensor,
+    norm_C: torch.Tensor,
+    logp_grad_C: torch.Tensor,
+    entropy: Pair | None,
+    temperature: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """As `_Slope.of`, through the temperature, in a form that compiles to one kernel."""
+    logits_CV = z_CV if temperature == 1.0 else z_CV / temperature
+    factor_CV = -logp_grad_C[:, None]
+    if entropy is not None:
+        entropy_C, grad_C = entropy
+        factor_CV = (norm_C - entropy_C)[:, None].sub(logits_CV) * grad_C[:, None] + factor_CV
+    slope_CV = torch.exp(logits_CV - norm_C[:, None]) * factor_CV
+    chosen_CV = torch.arange(z_CV.shape[1], device=z_CV.device) == ids_C[:, None]
+    slope_CV = slope_CV + torch.where(chosen_CV, logp_grad_C[:, None], 0.0)
+    return (slope_CV if temperature == 1.0 else slope_CV / temperature).to(dtype)
 
 
 def _through_tail(z_CV: torch.Tensor, slope: _Slope, measure: Measure) -> torch.Tensor:

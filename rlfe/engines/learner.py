@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from rlfe.engines.base import Later, LossFunction, Pass, Snapshot, Source, Work
+from rlfe.engines.compiled import compile_layers
 from rlfe.engines.counting import Counter, peak_of
 from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.flops import flops_of
@@ -60,6 +61,7 @@ class TransformersLearner:
         tokens: The budget of a forward pass, padding included; None: the device's.
         logits: How log-probabilities are computed (`logprobs.scored`).
         checkpointing: Layers are computed again for the gradient instead of kept.
+        compiles: torch.compile makes layers and the arithmetic of logits faster.
         peak: FLOP/s of the device; None: by its name, "measured": by a trial.
         betas, eps, weight_decay: AdamW. grad_clip: gradient norm; 0: off.
         lora: LoRA layers; None: full fine-tuning.
@@ -80,6 +82,7 @@ class TransformersLearner:
         tokens: int | None = None,
         logits: Logits = "chunked",
         checkpointing: bool = False,
+        compiles: bool = False,
         peak: float | Literal["measured"] | None = None,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -93,7 +96,8 @@ class TransformersLearner:
             torch.set_num_threads(threads)
         self._name, self._folder = str(path), model_folder(path, revision)
         self._device, self._dtype = device_of(device), dtype_of(dtype)
-        self._temperature, self._logits, self._share = temperature, logits, share
+        self._temperature, self._share, self._compiles = temperature, share, compiles
+        self._logits: Logits = "compiled" if compiles and logits == "chunked" else logits
         self._budget = Budget(micro_batch, tokens or token_budget(self._device.type))
         self._lora, self._grad_clip, self._finite = lora, grad_clip, True
         self.model = self._loaded(torch.float32, lora)
@@ -108,6 +112,8 @@ class TransformersLearner:
         )
         self._packs = can_share(self.model, self._device.type)
         self._work, self._peak = Counter(flops_of(self.model)), peak_of(self._device, peak)
+        if compiles:
+            compile_layers(self.model)
         if checkpointing:
             recompute_layers(self.model)
         self._reference: Any = None
@@ -391,6 +397,8 @@ class TransformersLearner:
             if self._reference is None:
                 kind = torch.float32 if self._device.type == "cpu" else self._dtype
                 self._reference = self._loaded(kind, None)
+                if self._compiles:
+                    compile_layers(self._reference)
             yield self._reference
 
     @contextmanager

@@ -1,8 +1,9 @@
 """Log-probabilities of the masked tokens of some rows, with as few logits as possible.
 
 The output head is asked only at the positions that predict a masked token. `chunked` (the default)
-puts `head.measured` in the head's place, so logits exist for some tokens at a time; `full` computes
-them all at once with the head in float32, whatever kind of head it is. What an architecture does
+puts `head.measured` in the head's place, so logits exist for some tokens at a time; `compiled` does
+the same with fewer kernels; `full` computes them all at once with the head in float32, whatever
+kind of head it is. What an architecture does
 behind its head (a scale, a cap) stays in force either way.
 
 Shapes: B rows, L tokens, T tokens of a packed sequence, M masked tokens, V vocabulary.
@@ -22,7 +23,7 @@ from rlfe.engines.packing import Packed, sequences
 from rlfe.engines.transfer import on_device
 from rlfe.types import Batch
 
-Logits = Literal["chunked", "full", "liger"]
+Logits = Literal["chunked", "compiled", "full", "liger"]
 ENTROPY_CHUNK = 256  # rows of logits at a time where the entropy needs no gradient
 
 
@@ -125,6 +126,7 @@ def _fused(
             entropy=entropy_gradient,
             dtype=torch.get_autocast_dtype(kind) if lower else head.weight.dtype,
             tail=tail,
+            compiled=logits == "compiled",
         )
         if logits == "liger" and tail is None and head.bias is None:
             return torch.stack(heads.liger(hidden[view.at], head.weight, ids_M, measure))

@@ -33,17 +33,27 @@ def recompute_layers(model: Any) -> int:
     Raises:
         RequestError: The architecture has no such layers.
     """
+    layers = layers_of(model, "compute.gradient_checkpointing")
+    for layer in layers:
+        layer.forward = partial(_recomputed, layer.forward)
+    return len(layers)
+
+
+def layers_of(model: Any, key: str) -> list[Any]:
+    """The decoder layers of a transformers model.
+
+    Raises:
+        RequestError: The architecture has none that `key` could work with.
+    """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:
         raise RequestError(
-            f"compute.gradient_checkpointing: {type(model).__name__} has no layers for it",
-            hint="Set it to false and use a smaller compute.token_budget.",
+            f"{key}: {type(model).__name__} has no layers for it",
+            hint="Set it to false; a smaller compute.token_budget saves memory too.",
         )
-    for layer in layers:
-        layer.forward = partial(_recomputed, layer.forward)
-    return len(layers)
+    return layers
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
