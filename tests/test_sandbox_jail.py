@@ -61,6 +61,17 @@ def test_the_filter_differs_between_processes_by_their_id_only() -> None:
 
 
 @LINUX
+def test_the_two_filters_of_a_child_refuse_what_the_whole_one_does() -> None:
+    def tested(code: bytes) -> set[int]:
+        rows = struct.iter_unpack("<HBBI", code)
+        return {value for kind, _, _, value in rows if kind == seccomp._JEQ}
+
+    server, child = seccomp.server_program(), seccomp._child_program()
+    assert tested(server) | tested(child) == tested(seccomp.program(seccomp._ANY_PID))
+    assert len(child) < len(server)
+
+
+@LINUX
 def test_a_tier_that_is_not_possible_says_why_and_the_next_is_taken(tmp_path: Path) -> None:
     program = """
 from rlfe.sandbox.inside import lockdown, namespaces
@@ -76,12 +87,25 @@ print(json.dumps([jail.tier, jail.facts()["refused"]]))
 
 
 @LINUX
-def test_the_filter_refuses_processes_sockets_and_foreign_signals(tmp_path: Path) -> None:
-    program = """
-import socket, threading
-from rlfe.sandbox.inside import kernel, seccomp
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+@pytest.mark.parametrize("in_two_steps", [False, True])
+def test_the_filter_refuses_processes_sockets_and_foreign_signals(
+    tmp_path: Path, in_two_steps: bool
+) -> None:
+    """At once, or as in the pool: what the server does without, then the rest in its child."""
+    install = """
 seccomp.install(seccomp.program(os.getpid()))
+"""
+    if in_two_steps:
+        install = """
+seccomp.install(seccomp.server_program())
+lockdown.take(seccomp.install_steps(None))
+"""
+    program = f"""
+import socket, threading
+from rlfe.sandbox.inside import kernel, lockdown, seccomp
+kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+{install}"""
+    program += """
 tries = {
     "fork": os.fork, "socket": socket.socket, "kill": lambda: os.kill(os.getppid(), 0),
     "exec": lambda: os.execv("/bin/true", ["true"]), "own": lambda: os.kill(os.getpid(), 0),
@@ -89,6 +113,7 @@ tries = {
     "nice": lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 5),
     "user": lambda: os.setpriority(os.PRIO_USER, 0, 19),
     "memory": lambda: os.memfd_create("x"),
+    "mount": lambda: kernel.mount("none", folder, "tmpfs", 0),
 }
 ends = {}
 for name, attempt in tries.items():
@@ -102,6 +127,7 @@ print(json.dumps(ends))
     assert in_process(program, tmp_path) == {
         "fork": False, "socket": False, "kill": False, "exec": False, "own": True,
         "thread": True, "pair": True, "nice": False, "user": False, "memory": False,
+        "mount": False,
     }  # fmt: skip
 
 

@@ -10,14 +10,17 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlfe.sandbox.encoding import encode
+from rlfe.sandbox.inside import harness, server
 from rlfe.sandbox.parts import Case, Outcome, Part, value_record
 from rlfe.sandbox.pool import Judge
 from rlfe.types import Status
@@ -168,6 +171,47 @@ def test_second_runs_have_no_first_run_beside_them(
     assert ends == {**dict.fromkeys(range(4), "timeout"), 4: "passed"}
     assert all(len(set(kinds)) == 1 for kinds in seen)  # first runs only, or second runs only
     assert max(len(kinds) for kinds in seen if kinds[0]) == min(at_a_time, pool.size)
+
+
+def watched(cpu: float, total: float, sent: bytes) -> int:
+    """Why the fork server stops a child that has used `cpu` seconds on a call of 0.5."""
+    (requests, asking), (pipe, writer) = os.pipe(), os.pipe()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.write(writer, sent)
+    if sent:
+        os.close(writer)
+    child: Any = SimpleNamespace(pipe=pipe, cpu=lambda: cpu, started=time.monotonic())
+    limits: dict[str, Any] = {
+        "cpu_seconds": total, "wall_seconds": 60.0, "call_seconds": 0.5, "load_seconds": 0.5,
+        "slow_calls": {},
+    }  # fmt: skip
+    jail: Any = SimpleNamespace(overfull=lambda: False)
+    try:
+        return server.Server(requests, null, jail)._watch(1, child, [limits])
+    finally:
+        for file in (requests, asking, pipe, null, *(() if sent else (writer,))):
+            os.close(file)
+
+
+def test_an_answer_that_waits_in_the_pipe_ends_its_call_in_time() -> None:
+    assert watched(0.4, 9.0, b"answer") == server.EXITED
+    assert watched(0.6, 9.0, b"answer") == server.EXITED  # the server looked late
+    assert watched(0.6, 9.0, b"") == server.CPU
+    assert watched(9.1, 9.0, b"answer") == server.CPU  # the time of all calls is up
+
+
+def test_what_the_server_rehearses_before_its_first_fork_goes_well() -> None:
+    reader, writer = os.pipe()
+    harness.rehearse(writer)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        data, tags = pipe.read(), Counter[str]()
+    while data:
+        tags[chr(data[0])] += 1
+        data = data[5 + int.from_bytes(data[1:5], "big") :]
+    assert set(tags) == {"L", "V", "E"}
+    assert tags["L"] == tags["E"] == 8  # two parts, four times
+    assert tags["V"] > 100
 
 
 def test_answers_that_are_known_to_be_right_need_no_check(judge: Judge) -> None:

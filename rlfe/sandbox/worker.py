@@ -30,6 +30,12 @@ SCREEN_LOAD_SECONDS = 0.25  # CPU seconds until a program is loaded, in the firs
 _FRAME = struct.Struct(">cII")
 _END = struct.Struct(">BiddII")
 _MAX_FRAME = 1 << 19
+_ENVIRONMENT = {
+    "LD_BIND_NOW": "1",  # bound once, not in every child
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop()); "
     "from rlfe.sandbox.inside import server; del sys.path[0]; server.main()"
@@ -67,7 +73,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL if wrapper else None,
-            env={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
+            env=_ENVIRONMENT,
             close_fds=True,
             start_new_session=True,
         )

@@ -122,15 +122,17 @@ class CodingTask(ABC):
         waiting: dict[tuple[str, str], list[str]] = {}
         done: queue.SimpleQueue[tuple[Case, Outcome]] = queue.SimpleQueue()
         for key, problem, program in programs:
+            same = waiting.get((problem.id, program))
+            if same is not None:
+                same.append(key)
+                continue
             known = judge.verdicts.get(self.verdict_key(problem.id, program))
             if known is not None:
                 ready.append((key, known))
                 continue
-            same = waiting.setdefault((problem.id, program), [])
-            same.append(key)
-            if len(same) == 1:
-                case = self.case(problem, program, judge)
-                judge.submit(case, lambda ended, outcome: done.put((ended, outcome)))
+            waiting[problem.id, program] = [key]
+            case = self.case(problem, program, judge)
+            judge.submit(case, lambda ended, outcome: done.put((ended, outcome)))
         return itertools.chain(ready, self._verdicts(waiting, done, judge.verdicts))
 
     def verdict_key(self, problem_id: str, program: str) -> bytes:

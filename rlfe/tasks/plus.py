@@ -25,8 +25,8 @@ from rlfe.tasks.oracle import Checker, Expected, shape_of
 from rlfe.types import Message, Problem, Prompt
 
 MIN_CALL_SECONDS, FACTOR, PART_SECONDS = 1.0, 4.0, 60.0  # evalplus' limits
-# The first run's limit of a call: twice the longest reference, which is known from 0.05 s on.
-SCREEN_FACTOR, KNOWN_SECONDS = 2.0, 0.05
+# The first run's limit of a call: twice the longest reference, which is known from 0.01 s on.
+SCREEN_FACTOR, KNOWN_SECONDS = 2.0, 0.01
 HUGE, MANY_BYTES = frozenset({"mbpp_plus/255"}), 3 << 30  # for answers of a million tuples
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "<|endoftext|>", "<|endofmask|>", "</s>")
 INSTRUCTION = (

@@ -20,11 +20,10 @@ from rlfe.sandbox.parts import Case, Part
 from rlfe.sandbox.pool import Judge
 from rlfe.tasks import packaged
 from rlfe.tasks.oracle import PRESENCE_TASKS, SET_TASKS, is_floats
-from rlfe.tasks.plus import HumanEvalPlus, MbppPlus, PlusTask
+from rlfe.tasks.plus import KNOWN_SECONDS, HumanEvalPlus, MbppPlus, PlusTask
 from rlfe.types import Problem, Status
 
 KEPT_BYTES = 2048  # a longer result without tolerance is stored as a digest
-SLOW_SECONDS = 0.05
 _NUMBERS = frozenset({"int", "bool", "float"})
 _PLAIN = frozenset({"list", "tuple", "str", "NoneType"})
 _KINDS = """
@@ -82,10 +81,10 @@ def part_row(judge: Judge, task: PlusTask, problem: Problem, part: str) -> dict[
     if exact:
         answers = _asked(judge, task, problem, part, problem.answer, exact=exact)
     times = _asked(judge, task, problem, part, problem.answer, exact=exact, shape="seconds")
-    seconds = {i: round(decode(data), 3) for i, data in enumerate(times)}
+    seconds = {i: round(decode(data) / judge.scale, 3) for i, data in enumerate(times)}
     return {
         "results": [_stored(task, problem, data) for data in answers],
-        "seconds": {str(i): value for i, value in seconds.items() if value >= SLOW_SECONDS},
+        "seconds": {str(i): value for i, value in seconds.items() if value >= KNOWN_SECONDS},
     }
 
 
@@ -130,8 +129,9 @@ def _stored(task: PlusTask, problem: Problem, data: bytes) -> str:
 def write(task: PlusTask, judge: Judge, only: Sequence[str] = ()) -> None:
     """Write the task's file of expected results; with `only`, replace these problems' rows."""
     head = {"data_sha256": packaged.sha256(task.data), "probe_seconds": judge.probe_seconds}
-    known = {row["task_id"]: row for row in packaged.rows(task.results)[1:]} if only else {}
-    lines = [head]
+    rows = packaged.rows(task.results) if only else [head]
+    known = {row["task_id"]: row for row in rows[1:]}
+    lines = [rows[0]]
     for problem in task.problems("test"):
         name = task.task_id(problem.id)
         if only and problem.id not in only:

@@ -54,6 +54,13 @@ def prctl(option: int, value: int, third: Any = 0) -> None:
     _checked(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), third, zero, zero))
 
 
+def trim() -> None:
+    """Give free memory back: every page that a process holds makes its forks dearer."""
+    give_back = getattr(_libc, "malloc_trim", None)  # glibc's
+    if give_back is not None:
+        give_back(0)
+
+
 def mount(source: str, target: str, kind: str, flags: int, data: str = "") -> None:
     words = [text.encode() if text else None for text in (source, target, kind)]
     _checked(_libc.mount(*words, ctypes.c_ulong(flags), data.encode() if data else None))

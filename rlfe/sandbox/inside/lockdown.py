@@ -81,6 +81,7 @@ class Jail:
         if self.rules >= 0:
             steps += [landlock.restrict_step(self.rules), (os.close, (self.rules,))]
         if self.has_seccomp:
+            seccomp.install(seccomp.server_program())
             steps += seccomp.install_steps(1 if self.own_pids else None)
         self._for_good = tuple(steps)
 

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rlfe.sandbox.inside import kernel
 
@@ -25,16 +25,18 @@ _ANY_PID = 0x7FABCDEF  # no process has it: Linux has at most 2**22
 _ARGUMENT = (16, 24)  # offsets of the low halves of the first two arguments
 
 # name -> (x86_64, aarch64); -1: the machine has no such call
-_REFUSED = {
+_FORKS = {"fork": (57, -1), "vfork": (58, -1)}
+_MOUNTS = {"mount": (165, 40), "umount2": (166, 39)}
+_OTHERS = {
     "socket": (41, 198), "connect": (42, 203), "accept": (43, 202), "bind": (49, 200),
-    "listen": (50, 201), "accept4": (288, 242), "fork": (57, -1), "vfork": (58, -1),
+    "listen": (50, 201), "accept4": (288, 242),
     "execve": (59, 221), "execveat": (322, 281), "ptrace": (101, 117), "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_send_signal": (424,) * 2,
     "pidfd_open": (434,) * 2, "pidfd_getfd": (438,) * 2, "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "process_madvise": (440,) * 2, "process_mrelease": (448,) * 2,
     "kcmp": (312, 272), "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186),
     "mq_open": (240, 180), "memfd_create": (319, 279), "memfd_secret": (447,) * 2,
-    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "pivot_root": (155, 41), "chroot": (161, 51),
     "open_tree": (428,) * 2, "move_mount": (429,) * 2, "fsopen": (430,) * 2, "fsconfig": (431,) * 2,
     "fsmount": (432,) * 2, "fspick": (433,) * 2, "mount_setattr": (442,) * 2,
     "unshare": (272, 97), "setns": (308, 268), "add_key": (248, 217), "request_key": (249, 218),
@@ -81,15 +83,29 @@ def _when_any(numbers: Sequence[int], body: bytes) -> list[bytes]:
 
 
 def program(pid: int) -> bytes:
-    """The filter for a process that sees itself as `pid`."""
-    return _template().replace(struct.pack("<I", _ANY_PID), struct.pack("<I", pid))
+    """The whole filter for a process that sees itself as `pid`."""
+    code = _start(_OTHERS | _FORKS | _MOUNTS) + _of_a_program()
+    return code.replace(struct.pack("<I", _ANY_PID), struct.pack("<I", pid))
+
+
+def server_program() -> bytes:
+    """What the fork server itself never needs; its children inherit it and pay nothing for it."""
+    return _start(_OTHERS) + _instruction(_RET, _ALLOW)
 
 
 @functools.cache
-def _template() -> bytes:
-    """The filter, with `_ANY_PID` in place of the process id."""
-    pid = _ANY_PID
-    place = 0 if kernel.MACHINE == "x86_64" else 1
+def _child_program() -> bytes:
+    """The rest, for a child, with `_ANY_PID` in place of the process id."""
+    return _start(_FORKS | _MOUNTS) + _of_a_program()
+
+
+def _place() -> int:
+    return 0 if kernel.MACHINE == "x86_64" else 1
+
+
+def _start(refused: Mapping[str, tuple[int, int]]) -> bytes:
+    """Calls in this machine's own numbering only, and none of those given."""
+    place = _place()
     refuse = [_instruction(_RET, _EPERM)]
     code = [
         _instruction(_LOAD, 4),
@@ -99,15 +115,21 @@ def _template() -> bytes:
     ]
     if place == 0:
         code += [_instruction(_JGE, _X32, 0, 1), *refuse]
-    refused = [numbers[place] for numbers in _REFUSED.values() if numbers[place] >= 0]
-    code += _when_any(refused, refuse[0])
+    known = [numbers[place] for numbers in refused.values() if numbers[place] >= 0]
+    return b"".join([*code, *_when_any(known, refuse[0])])
+
+
+def _of_a_program() -> bytes:
+    """Threads but no processes, and no reach to any process but the caller's own."""
+    pid, place = _ANY_PID, _place()
+    refuse = [_instruction(_RET, _EPERM)]
     threads_only = [
         _instruction(_LOAD, _ARGUMENT[0]),
         _instruction(_JSET, _CLONE_THREAD, 0, 1),
         _instruction(_RET, _ALLOW),
         *refuse,
     ]
-    code += _when(_CLONE[place], threads_only)
+    code = _when(_CLONE[place], threads_only)
     code += _when(_CLONE3[place], [_instruction(_RET, _ENOSYS)])
     for call in (_KILL_CALL, _TGKILL):
         code += _when(call[place], _own_process_only(0, (pid,)))
@@ -140,12 +162,14 @@ def _block(code: bytes) -> tuple[_Program, ctypes.Array[ctypes.c_uint32]]:
 
 
 def install_steps(pid: int | None) -> tuple[kernel.Step, ...]:
-    """To put the filter on the calling process; needs no_new_privs.
+    """To put what `server_program` leaves open on the calling process; needs no_new_privs.
 
     Args:
         pid: What that process sees as its own id; None finds it out there.
     """
-    block, words = _block(_template() if pid is None else program(pid))
+    own = _ANY_PID if pid is None else pid
+    code = _child_program().replace(struct.pack("<I", _ANY_PID), struct.pack("<I", own))
+    block, words = _block(code)
     install = kernel.prctl_step(_SET_SECCOMP, _MODE_FILTER, ctypes.byref(block))
     places = [at for at, word in enumerate(words) if word == _ANY_PID]
 

@@ -125,8 +125,8 @@ class Server:
         sent, limit = 0, Clock(child, parts)
         while True:
             cause, wait = limit.check(*self._place())
-            if cause is not None:
-                return cause
+            if cause is not None and (limit.is_spent or not poll.poll(0)):
+                return cause  # an answer that waits in the pipe ends the call whose time this is
             if limit.is_time_to_look() and self.jail.overfull():
                 return OUTPUT
             for source, _ in poll.poll(wait * 1000):
@@ -156,6 +156,7 @@ class Clock:
         self.child, self.parts = child, parts
         self.mark_cpu, self.mark_wall = 0.0, child.started
         self.next_look = child.started + POLL_SECONDS
+        self.is_spent = False  # the time of all calls together
 
     def is_time_to_look(self) -> bool:
         """Now and then: whether the child has run for another quarter of a second."""
@@ -180,10 +181,12 @@ class Clock:
         call = part["load_seconds"] if index == harness.LOADING else call
         total, wall = (sum(p[name] for p in begun) for name in ("cpu_seconds", "wall_seconds"))
         left_cpu = min(total - cpu, call - (cpu - self.mark_cpu))
+        ends = self.child.started + wall
+        self.is_spent = cpu >= total or now >= ends
         if left_cpu <= 0:
             return CPU, 0.0
         quiet = 3 * call + 2
-        left_wall = min(self.child.started + wall - now, self.mark_wall + quiet - now)
+        left_wall = min(ends - now, self.mark_wall + quiet - now)
         if left_wall <= 0:
             return WALL, 0.0
         return None, max(0.001, min(left_cpu, left_wall, POLL_SECONDS))
@@ -251,6 +254,8 @@ def main() -> None:
         del sys.modules[name]  # programs import their own things, never ours
     sys.argv[:] = [""]
     gc.disable()
+    harness.rehearse(devnull)
     gc.collect()
+    kernel.trim()
     gc.freeze()
     Server(requests, replies, jail).serve()
