@@ -266,6 +266,7 @@ class Heard(Watch):
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.first_finished = threading.Event()
 
     def drawn(self, job: Job) -> None:
         self.events.append(f"drawn {job.target.step}")
@@ -273,6 +274,7 @@ class Heard(Watch):
     def finished(self, job: Job, store: Store) -> None:
         assert not store.unjudged()
         self.events.append(f"finished {job.target.step}")
+        self.first_finished.set()
 
 
 class Patient(ParityTask):
@@ -288,9 +290,10 @@ class Patient(ParityTask):
 
 
 class Telling(SeedSampler):
-    """Sets the task's event, and waits for the verdicts, when it draws step 60."""
+    """When it draws step 60: lets the task judge, and waits until step 30 is finished."""
 
     task: Patient
+    heard: Heard
     fails = False
 
     def generate(self, requests: Sequence[Request]) -> Iterator[tuple[str, list[Completion]]]:
@@ -300,31 +303,25 @@ class Telling(SeedSampler):
         self.task.second_begins.set()
         if self.fails:
             raise RlfeError("the engine stopped")
-        until = time.monotonic() + 20
-        while len(self.task.judged) < FIRST_ANSWERS and time.monotonic() < until:
-            time.sleep(0.001)
-        time.sleep(0.05)  # the verdicts are stored
+        assert self.heard.first_finished.wait(20), "the first checkpoint is not finished"
         yield from super().generate(requests)
 
 
-FIRST_ANSWERS = 28  # distinct ones among the first checkpoint's 5 x 16
-
-
-def two_checkpoints(root: Path) -> tuple[list[Job], Samplers]:
+def two_checkpoints(root: Path, heard: Heard) -> tuple[list[Job], Samplers]:
     task = Patient()
     jobs = [make_job(target(root, step), task, BASE, RECIPE, ENGINE) for step in (30, 60)]
 
     def make(job: Job) -> Telling:
         made = Telling(job.target.path)
-        made.task = task
+        made.task, made.heard = task, heard
         return made
 
     return jobs, Samplers(make, lambda a, b: True)
 
 
 def test_a_checkpoint_is_judged_and_scored_while_the_next_is_drawn(tmp_path: Path) -> None:
-    jobs, samplers = two_checkpoints(tmp_path)
     heard = Heard()
+    jobs, samplers = two_checkpoints(tmp_path, heard)
     report = run_jobs(jobs, samplers, NO_JUDGE, Places(lambda path: path.name), heard)
     assert heard.events == ["drawn 30", "finished 30", "drawn 60", "finished 60"]
     assert (report.sampled, report.judged, len(report.load_seconds)) == (160, 160, 2)
@@ -359,8 +356,8 @@ def test_a_checkpoint_is_finished_although_the_next_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Telling, "fails", True)
-    jobs, samplers = two_checkpoints(tmp_path)
     heard = Heard()
+    jobs, samplers = two_checkpoints(tmp_path, heard)
     with pytest.raises(RlfeError, match="the engine stopped"):
         run_jobs(jobs, samplers, NO_JUDGE, Places(lambda path: path.name), heard)
     assert heard.events == ["drawn 30", "finished 30"]

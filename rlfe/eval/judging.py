@@ -111,10 +111,15 @@ class JudgeThread:
         finally:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    @property
-    def idle(self) -> bool:
-        """Whether everything that was submitted is judged."""
-        return not self._waiting and all(future.done() for future in self._futures)
+    def join(self) -> None:
+        """Wait for what was handed over, in a thread that holds nothing up."""
+        for future in list(self._futures):
+            future.result()
+        self._futures = []
+
+    def stop(self) -> None:
+        """Judge no more than what is being judged; `join` then raises."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def finish(self) -> float:
         """Wait for the last verdict; returns the seconds that it took."""
@@ -146,6 +151,8 @@ class JudgeThread:
 
     def _settle(self, allowed: int) -> float:
         """Wait until at most `allowed` hand-overs are open; raises what judging raised."""
+        if len(self._futures) <= allowed:
+            return 0.0
         start = time.monotonic()
         while len(self._futures) > allowed:
             ended, still_open = wait(self._futures, return_when=FIRST_COMPLETED)

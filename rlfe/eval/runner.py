@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from copy import copy
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """What `run_jobs` tells while it works; the command line draws it, tests ignore it."""
+    """What `run_jobs` tells while it works; the command line draws it, tests ignore it.
+
+    `finished` is called in a thread, for one job after the other.
+    """
 
     def started(self, job: Job, samples: int) -> None:
         """`samples` of this job are still to be drawn (0: all are there)."""
@@ -79,7 +83,7 @@ def run_jobs(
 class Opened:
     """A job with its store and, once it draws or judges, its judging thread.
 
-    As a context manager it ends all of it, unless `keep` was called: then `finish` does.
+    As a context manager it ends all of it, unless `keep` was called: then what was kept does.
     """
 
     def __init__(self, job: Job, header: Mapping[str, Any]) -> None:
@@ -92,22 +96,17 @@ class Opened:
         self.judging = JudgeThread(self.job, self.store, judge, report)
         return self._ending.enter_context(self.judging)
 
-    @property
-    def judged(self) -> bool:
-        """Whether nothing is being judged."""
-        return self.judging is None or self.judging.idle
-
     def keep(self) -> Opened:
         """The same, which outlives the block that opened it."""
         kept = copy(self)
         kept._ending = self._ending.pop_all()
         return kept
 
-    def finish(self, watch: Watch, report: Report) -> None:
+    def finish(self, watch: Watch) -> None:
         """Wait for the last verdict, tell, and close the store."""
         with self:
             if self.judging is not None:
-                report.sample_seconds += self.judging.finish()
+                self.judging.join()
             watch.finished(self.job, self.store)
 
     def __enter__(self) -> Opened:
@@ -118,14 +117,15 @@ class Opened:
 
 
 class Behind:
-    """The job that is drawn but still being judged, while the next one is loaded and drawn.
+    """Ends the job that is drawn, in a thread, while the next one is loaded and drawn.
 
     An engine would stand still for the last programs of every checkpoint, and for its scores.
     """
 
     def __init__(self, watch: Watch, report: Report) -> None:
         self._watch, self._report = watch, report
-        self._held: Opened | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="finish")
+        self._held: tuple[Opened, Future[None]] | None = None
         self._first: float | None = None
 
     def __enter__(self) -> Behind:
@@ -135,28 +135,40 @@ class Behind:
         """The first request is about to be sent."""
         self._first = self._first or time.monotonic()
 
-    def look(self) -> None:
-        """Finish the job that is held if its last verdict is there; called between blocks."""
-        if self._held is not None and self._held.judged:
-            self._finish()
-
     def follow(self, opened: Opened) -> None:
-        """Finish the job that is held; hold this one until it is judged."""
+        """Wait for the job before, then end this one in the thread."""
         self._finish()
-        self._held = opened.keep()
-        self.look()
+        kept = opened.keep()
+        self._held = kept, self._thread.submit(kept.finish, self._watch)
 
     def _finish(self) -> None:
-        held, self._held = self._held, None
-        if held is not None:
-            held.finish(self._watch, self._report)
+        """Waiting for verdicts counts as sampling that was held up; scores do not."""
+        if self._held is None:
+            return
+        opened, ended = self._held
+        try:
+            if opened.judging is not None:
+                self._report.sample_seconds += opened.judging.finish()
+            ended.result()
+        except BaseException:
+            self._stop()
+            raise
+        finally:
+            self._held = None
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        """What failed is another job: this one is finished, unless the user stopped it."""
-        if kind is None or issubclass(kind, Exception):
-            self._finish()
-        elif self._held is not None:
-            self._held.__exit__(kind, *rest)
+    def _stop(self) -> None:
+        if self._held is not None and self._held[0].judging is not None:
+            self._held[0].judging.stop()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """What failed is another job: the held one is finished, unless the user stopped it."""
+        try:
+            if kind is None or issubclass(kind, Exception):
+                self._finish()
+            else:
+                self._stop()
+        finally:
+            self._thread.shutdown()
         if self._first is not None:
             self._report.work_seconds = time.monotonic() - self._first
 
@@ -186,7 +198,7 @@ def _fill(
     start = time.monotonic()
     judging.submit(unjudged)
     if missing:
-        sample_missing(job, store, samplers, missing, judging, watch, report, behind.look)
+        sample_missing(job, store, samplers, missing, judging, watch, report)
     judging.hand_over()
     report.sample_seconds += time.monotonic() - start
     watch.drawn(job)
@@ -216,9 +228,8 @@ def sample_missing(
     judging: JudgeThread,
     watch: Watch,
     report: Report,
-    between: Callable[[], None] = lambda: None,
 ) -> None:
-    """Draw the missing blocks, store each at once, hand it to the judge; `between` them, call."""
+    """Draw the missing blocks, store each at once, hand it to the judge."""
     sampler = samplers.on(job)
     requests, hopeless = requests_of(job, sampler.tokenizer, missing, report)
     samplers.verified(requests)
@@ -237,7 +248,6 @@ def sample_missing(
         report.tokens += sum(sample.tokens for sample in samples)
         judging.submit([(problem, block)])
         watch.sampled(job, len(samples))
-        between()
 
 
 def requests_of(
