@@ -203,7 +203,7 @@ def peer(options: argparse.Namespace) -> dict[str, Any]:
     own_seed = sampler.seeds == "request"
     prompts = [{"prompt_token_ids": list(request.prompt_ids)} for request in requests]
     values = [sampling_params(r.sampling, sampler.tokenizer, own_seed=own_seed) for r in requests]
-    warm(sampler._llm, prompts, values)
+    warmed = warm(sampler._llm, prompts, values)
     begin = time.perf_counter()
     outputs = sampler._llm.generate(prompts, values, use_tqdm=False)
     seconds = time.perf_counter() - begin
@@ -214,16 +214,19 @@ def peer(options: argparse.Namespace) -> dict[str, Any]:
         "tokens": tokens,
         "samples": sum(len(output.outputs) for output in outputs),
         "start_seconds": round(started, 1),
+        "warm_up_seconds": round(warmed, 2),  # rlfe's first checkpoint bears this
     }
 
 
-def warm(llm: Any, prompts: Sequence[Any], values: Sequence[Any]) -> None:
-    """Some short requests, and an empty prefix cache afterwards."""
+def warm(llm: Any, prompts: Sequence[Any], values: Sequence[Any]) -> float:
+    """Seconds of some short requests; the prefix cache is empty afterwards."""
+    begin = time.perf_counter()
     short = [copy(value) for value in values[:WARM_REQUESTS]]
     for value in short:
         value.max_tokens = WARM_TOKENS
     llm.generate(list(prompts[:WARM_REQUESTS]), short, use_tqdm=False)
     llm.reset_prefix_cache()
+    return time.perf_counter() - begin
 
 
 def job_of(options: argparse.Namespace, folder: Path) -> Job:
