@@ -14,7 +14,7 @@ import pytest
 
 import rlfe.sandbox
 from rlfe.sandbox import bubblewrap
-from rlfe.sandbox.inside import kernel, leftovers, places, seccomp
+from rlfe.sandbox.inside import kernel, leftovers, lockdown, places, seccomp
 
 LINUX = pytest.mark.skipif(not kernel.SUPPORTED, reason="needs Linux on x86_64 or aarch64")
 
@@ -58,6 +58,20 @@ def test_the_filter_differs_between_processes_by_their_id_only() -> None:
     differing = {pair for pair in zip(first, second, strict=True) if pair[0] != pair[1]}
     assert differing == {(77, 78)}
     assert seccomp._ANY_PID not in first
+
+
+def test_children_with_the_same_limits_and_descriptors_share_what_was_prepared() -> None:
+    jail = lockdown.Jail("limits", "/scratch")
+    job = {"memory_bytes": 1 << 30, "cpu_seconds": 2.5}
+    first = jail.steps(job, 7, ())
+    assert jail.steps({**job, "cpu_seconds": 2.9}, 7, ()) is first  # whole seconds
+    others = (
+        jail.steps({**job, "cpu_seconds": 3.0}, 7, ()),
+        jail.steps({**job, "memory_bytes": 2 << 30}, 7, ()),
+        jail.steps(job, 8, ()),
+        jail.steps(job, 7, (5, 6)),
+    )
+    assert len({first, *others}) == 5
 
 
 @LINUX

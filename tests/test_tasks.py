@@ -12,7 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import hypothesis
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlfe.errors import RequestError, RlfeError
 from rlfe.sandbox.encoding import encode
@@ -20,7 +23,7 @@ from rlfe.sandbox.pool import Judge
 from rlfe.tasks import get, mbpp, packaged
 from rlfe.tasks.base import Reply
 from rlfe.tasks.mbpp_inputs import BY_ID, arguments
-from rlfe.tasks.oracle import Checker, Expected
+from rlfe.tasks.oracle import RTOL, Checker, Expected, _close
 from rlfe.tasks.plus import Limits, PlusTask
 from rlfe.types import Finish, Status
 from tests import judging_programs
@@ -335,6 +338,20 @@ def test_a_first_run_is_cut_by_the_reference_time_and_a_second_by_evalplus_rule(
     assert (light.call_seconds, light.slow_calls) == (1.0, {})
     assert slow.screen_seconds == pytest.approx(2 * 1.5 * 0.265, abs=0.002)
     assert max(slow.slow_calls.values()) == pytest.approx(4 * 1.5 * 0.265, abs=0.004)
+
+
+@given(st.floats(), st.floats(), st.sampled_from([0.0, 1e-6, 1e-4]))
+@hypothesis.example(float("inf"), float("inf"), 0.0)
+@hypothesis.example(1.0, float("inf"), 1e-4)
+@hypothesis.example(float("nan"), float("nan"), 1e-4)
+@hypothesis.example(1e-6, 0.0, 1e-6)
+@hypothesis.example(1.0000001e-6, 0.0, 1e-6)
+@hypothesis.example(-1e308, 1e308, 1e-4)
+def test_two_floats_are_as_close_as_numpy_says(value: float, wanted: float, atol: float) -> None:
+    numpy = pytest.importorskip("numpy")
+    with numpy.errstate(all="ignore"):
+        said = bool(numpy.allclose(value, wanted, rtol=RTOL, atol=atol))
+    assert _close(value, wanted, atol) is said
 
 
 DELIBERATE = {"HumanEval/32"}  # evalplus 0.3.1 leaves its own loop early there and always says fail

@@ -150,6 +150,10 @@ def _same_digest(data: bytes, wanted: Digest) -> bool:
 
 
 def _close(value: Any, wanted: Any, atol: float) -> bool:
+    """numpy's `allclose`; two floats take the same steps without it."""
+    if type(value) is float and type(wanted) is float:
+        within = abs(value - wanted) <= atol + RTOL * abs(wanted)
+        return value == wanted or (math.isfinite(wanted) and within)
     import numpy as np
 
     with np.errstate(all="ignore"):

@@ -34,6 +34,7 @@ class Jail:
         self.tasks = THREADS
         self._forker: kernel.Forker | None = None
         self._for_good: tuple[kernel.Step, ...] = ()
+        self._made: dict[tuple[Any, ...], tuple[kernel.Step, ...]] = {}
 
     def facts(self) -> dict[str, Any]:
         """What is in force, for `rlfe doctor` and the record of every result."""
@@ -91,13 +92,22 @@ class Jail:
         """The calls by which a child locks itself down, in order; nothing of it can be undone.
 
         They are made ready before the fork: a page that the child need not write to is a page
-        that need not be copied, and those copies are most of what a child costs.
+        that need not be copied, and those copies are most of what a child costs. Descriptors have
+        the same numbers again and again, so most children share theirs with an earlier one.
         """
+        key = (writer, files, job["memory_bytes"], int(job["cpu_seconds"]))
+        if key not in self._made:
+            self._made[key] = self._steps(*key)
+        return self._made[key]
+
+    def _steps(
+        self, writer: int, files: tuple[int, ...], memory_bytes: int, cpu_seconds: int
+    ) -> tuple[kernel.Step, ...]:
         return (
             (os.setpgid, (0, 0)),
             *_standard_files(writer, files, self.rules),
             (os.chdir, (self.scratch,)),
-            *self._limits(job["memory_bytes"], int(job["cpu_seconds"])),
+            *self._limits(memory_bytes, cpu_seconds),
             *(_NOBODY_STEPS if self.as_nobody and os.geteuid() == 0 else ()),
             *self._for_good,
         )
