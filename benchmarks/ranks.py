@@ -3,9 +3,11 @@
 The rollouts are recorded text: MBPP's own solutions (as many tokens as asked, repeated to that
 length) with advantages drawn at random, so that every run computes the same steps. One process is
 the learner of `rlfe train` on one GPU, several ranks that of `rlfe train --gpus N` under torchrun;
-they run one after the other. What is compared: the loss and gradient norm of every step, all
-log-probabilities of the last pass, the weights at the end; and the update's tokens per second
-(medians over the steps after the first). Works on a CPU too, with small sizes.
+they run one after the other, and then one process with half the token budget: other micro-batches
+round otherwise, which is what lower precision costs by itself. What is compared: the loss and
+gradient norm of every step, all log-probabilities of the last pass, the weights at the end; and the
+update's tokens per second (medians over the steps after the first). Works on a CPU too, with small
+sizes.
 
     python -m benchmarks.ranks models/smollm2-135m-instruct --ranks 2
     python -m benchmarks.ranks models/smollm2-135m-instruct --shape qwen3-1.7b --tokens 1024
@@ -21,12 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.training import SHAPES, WARM_UP, shaped
+from rlfe.engines.microbatches import TOKEN_BUDGET
 
 PROMPT_TOKENS = 256  # a longer prompt is left out
 
@@ -55,49 +59,60 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         model = shaped(options, scratch) if options.shape else Path(options.model)
-        found = {count: ran(options, model, scratch, count) for count in (1, options.ranks)}
-        facts = compared(found[1], found[options.ranks], options, scratch)
+        one = ran(options, model, scratch, "one")
+        several = ran(options, model, scratch, "several", ranks=options.ranks)
+        half = [f"tokens={TOKEN_BUDGET[options.device] // 2}"]
+        facts = {
+            "options": {key: str(value) for key, value in vars(options).items()},
+            "one": one,
+            "several": several,
+            "several_against_one": compared(one, several, scratch),
+            "half_budget_against_one": compared(
+                one, ran(options, model, scratch, "half", settings=half), scratch
+            ),
+            "ratio_tokens_per_second": round(
+                several["tokens_per_second"] / one["tokens_per_second"], 3
+            ),
+        }
     print(json.dumps(facts, indent=1))
     if options.out:
         options.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def ran(options: argparse.Namespace, model: Path, scratch: Path, count: int) -> dict[str, Any]:
+def ran(
+    options: argparse.Namespace,
+    model: Path,
+    scratch: Path,
+    name: str,
+    *,
+    ranks: int = 1,
+    settings: Sequence[str] = (),
+) -> dict[str, Any]:
     """One run in processes of its own; its facts, with arrays beside them in `scratch`."""
-    start = [sys.executable]
-    if count > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
-    words = [str(model), "--member", str(scratch / f"{count}.json"), "--device", options.device]
-    for name in ("rows", "tokens", "steps", "lr"):
-        words += [f"--{name}", str(getattr(options, name))]
-    for setting in options.set:
+    start, file = [sys.executable], scratch / f"{name}.json"
+    if ranks > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    words = [str(model), "--member", str(file), "--device", options.device]
+    for option in ("rows", "tokens", "steps", "lr"):
+        words += [f"--{option}", str(getattr(options, option))]
+    for setting in (*options.set, *settings):
         words += ["--set", setting]
     subprocess.run([*start, "-m", "benchmarks.ranks", *words], check=True)
-    facts: dict[str, Any] = json.loads((scratch / f"{count}.json").read_text())
-    return facts
+    facts: dict[str, Any] = json.loads(file.read_text())
+    return facts | {"arrays": f"{name}.npz"}
 
 
-def compared(
-    one: dict[str, Any], several: dict[str, Any], options: argparse.Namespace, scratch: Path
-) -> dict[str, Any]:
-    first, second = (np.load(scratch / f"{count}.npz") for count in (1, options.ranks))
-    logp, logp2 = first["logp_BL"], second["logp_BL"]
-    moved = first["weights_N"] - first["start_N"]
-    moved2 = second["weights_N"] - second["start_N"]
+def compared(first: dict[str, Any], second: dict[str, Any], scratch: Path) -> dict[str, float]:
+    """Distances of a run from the first, over all steps and at their end."""
+    a, b = (np.load(scratch / each["arrays"]) for each in (first, second))
+    moved, moved2 = (each["weights_N"] - each["start_N"] for each in (a, b))
+    logp, logp2 = a["logp_BL"], b["logp_BL"]
     return {
-        "options": {key: str(value) for key, value in vars(options).items()},
-        "one": one,
-        "several": several,
-        "largest_difference_of_losses": largest(one["losses"], several["losses"]),
-        "relative_difference_of_norms": largest(
-            np.ones(len(one["norms"])), np.divide(several["norms"], one["norms"])
-        ),
+        "largest_difference_of_losses": largest(first["losses"], second["losses"]),
+        "relative_difference_of_norms": largest(1.0, np.divide(second["norms"], first["norms"])),
         "mean_difference_of_logprobs": float(np.abs(logp - logp2)[logp != 0].mean()),
         "cosine_of_weight_changes": float(
             moved @ moved2 / (np.linalg.norm(moved) * np.linalg.norm(moved2))
-        ),
-        "ratio_tokens_per_second": round(
-            several["tokens_per_second"] / one["tokens_per_second"], 3
         ),
     }
 

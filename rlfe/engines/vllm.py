@@ -350,6 +350,10 @@ class VllmSampler:
                 f"vLLM does not start on {self._folder}: {reason(error)}",
                 hint="See its log above; engine.gpu_share and model.max_len can be lowered.",
             ) from error
+        if settings.same_process:
+            # Its many small objects make the collector run often; what is there now stays anyway.
+            gc.collect()
+            gc.freeze()
         self.engine_starts += 1
         self._adapter = None
         self.float_head(self._settings.float_head)
@@ -360,6 +364,8 @@ class VllmSampler:
         engine, self._llm, self._asleep = self._llm.llm_engine, None, set()
         engine.engine_core.shutdown()
         del engine
+        if self._settings.same_process:
+            gc.unfreeze()
         gc.collect()
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
