@@ -54,10 +54,11 @@ def main() -> None:
     options = parsed()
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(2) as pool:
         scratch = options.keep or Path(name)
-        whole = pool.submit(unbroken, options, scratch / "whole", "0")
+        gpus = ("0", "1") if options.beside else (None, None)  # None: as this process
+        whole = pool.submit(unbroken, options, scratch / "whole", gpus[0])
         if not options.beside:
             whole.result()
-        killed = pool.submit(broken, options, scratch / "killed", "1" if options.beside else "0")
+        killed = pool.submit(broken, options, scratch / "killed", gpus[1])
         at, first, second = killed.result(), whole.result(), metrics(scratch / "killed")
     facts = {
         "options": {key: str(value) for key, value in vars(options).items()},
@@ -97,26 +98,26 @@ def command(options: argparse.Namespace, folder: Path) -> list[str]:
     return words
 
 
-def started(words: list[str], folder: Path, gpu: str) -> subprocess.Popen[bytes]:
+def started(words: list[str], folder: Path, gpu: str | None) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu}
+    environment = dict(os.environ) | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(
             words, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
 
 
-def finished(words: list[str], folder: Path, gpu: str) -> None:
+def finished(words: list[str], folder: Path, gpu: str | None) -> None:
     if started(words, folder, gpu).wait():
         raise SystemExit(f"rlfe train failed:\n{(folder / 'log').read_text()[-3000:]}")
 
 
-def unbroken(options: argparse.Namespace, folder: Path, gpu: str) -> list[dict[str, Any]]:
+def unbroken(options: argparse.Namespace, folder: Path, gpu: str | None) -> list[dict[str, Any]]:
     finished(command(options, folder), folder, gpu)
     return metrics(folder)
 
 
-def broken(options: argparse.Namespace, folder: Path, gpu: str) -> dict[str, Any]:
+def broken(options: argparse.Namespace, folder: Path, gpu: str | None) -> dict[str, Any]:
     """Kill the run once enough steps are recorded, and let it go on; what was where."""
     run = started(command(options, folder), folder, gpu)
     while len(metrics(folder)) < options.kill_after:
@@ -155,7 +156,8 @@ def differences(
         pairs = [(first[p][name], second[p][name]) for p in places]
         known = [(a, b) for a, b in pairs if a is not None and b is not None]
         share = name in ("tokens/sampled", "optim/grad_norm")
-        found[name] = max((abs(a - b) / ((abs(a) if share else 0) or 1) for a, b in known), default=0.0)
+        apart = [abs(a - b) / ((abs(a) if share else 0) or 1) for a, b in known]
+        found[name] = max(apart, default=0.0)
     return found
 
 
