@@ -200,6 +200,17 @@ def test_an_answer_that_waits_in_the_pipe_ends_its_call_in_time() -> None:
     assert watched(9.1, 9.0, b"answer") == server.CPU  # the time of all calls is up
 
 
+def test_while_a_program_loads_the_server_looks_before_its_first_call_is_long_over() -> None:
+    child: Any = SimpleNamespace(cpu=lambda: 0.0, started=time.monotonic())
+    limits: dict[str, Any] = {
+        "cpu_seconds": 9.0, "wall_seconds": 29.0, "call_seconds": 0.02, "load_seconds": 0.25,
+        "slow_calls": {1: 4.0},
+    }  # fmt: skip
+    clock = server.Clock(child, [limits])
+    assert clock.check(0, harness.LOADING) == (None, 0.02)
+    assert clock.check(0, 0) == (None, 0.02)
+
+
 def test_what_the_server_rehearses_before_its_first_fork_goes_well() -> None:
     reader, writer = os.pipe()
     harness.rehearse(writer)

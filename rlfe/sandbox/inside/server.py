@@ -189,7 +189,10 @@ class Clock:
         left_wall = min(ends - now, self.mark_wall + quiet - now)
         if left_wall <= 0:
             return WALL, 0.0
-        return None, max(0.001, min(left_cpu, left_wall, POLL_SECONDS))
+        # A child tells of no call that begins: while it loads, the next look is due when its first
+        # call could be over its limit.
+        look = min(left_cpu, left_wall, part["call_seconds"], POLL_SECONDS)
+        return None, max(0.001, look)
 
 
 class Child:
