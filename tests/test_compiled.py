@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 from rlfe.engines import compiled, head
 from rlfe.engines.compiled import compile_layers
+from rlfe.engines.logprobs import scored
 from rlfe.errors import RequestError
 from tests.test_engine_contract import MeanLogp
 from tests.test_head import MODELS, VOCABULARY, a_batch, results
@@ -113,3 +114,12 @@ def test_what_the_compiler_cannot_do_is_one_clear_error(tiny_model: Path, monkey
 def test_a_model_without_layers_is_refused() -> None:
     with pytest.raises(RequestError, match=r"compute\.compile: Linear has no layers"):
         compile_layers(torch.nn.Linear(2, 2))
+
+
+def test_logits_are_compiled_once_for_chunks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "CHUNK_NUMBERS", 7 * VOCABULARY)
+    model = MODELS["tied"]()
+    for rows in (5, 9, 2):
+        logp_BL, _ = scored(model, a_batch(rows=rows), 1.0, False, logits="compiled")
+        logp_BL.sum().backward()
+    assert counters["stats"]["unique_graphs"] == 2  # reading them, and their gradient

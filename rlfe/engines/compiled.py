@@ -31,6 +31,9 @@ def compile_layers(model: Any) -> int:
     Raises:
         RequestError: The architecture has no such layers.
     """
+    # It counts its threads when it is imported; importing vLLM first would leave it one.
+    import torch._inductor.config
+
     layers = layers_of(model, KEY)
     for layer in layers:
         layer.forward = _of_any_size(layer.forward, _in_words(torch.compile(layer.forward)))
@@ -56,8 +59,19 @@ def _of_any_size(plain: Callable[P, R], fast: Callable[P, R]) -> Callable[P, R]:
 
 @cache
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of tensors, compiled when it is first called, and again when a size changes."""
-    return _in_words(torch.compile(function))
+    """A function of tensors whose first size varies, compiled when it is first called.
+
+    They should not be views into larger tensors: another graph serves those that start at 0.
+    """
+    fast = _in_words(torch.compile(function))
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for value in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                torch._dynamo.maybe_mark_dynamic(value, 0)
+        return fast(*args, **kwargs)
+
+    return call
 
 
 def _in_words(call: Callable[P, R]) -> Callable[P, R]:

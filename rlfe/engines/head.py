@@ -77,7 +77,8 @@ class _Measured(torch.autograd.Function):
         for part in _chunks(len(ids_M), len(weight)):
             z_CV = _logits(hidden_MH[part].to(measure.dtype), weight, bias_V)
             read = compiled(_read) if measure.compiled else _read
-            parts.append(read(_behind(z_CV, measure), ids_M[part], measure.entropy is not None))
+            ids_C = ids_M[part].clone()  # no view: see `compiled`
+            parts.append(read(_behind(z_CV, measure), ids_C, measure.entropy is not None))
         logp_M, entropy_M, norm_M = (torch.cat(each) for each in zip(*parts, strict=True))
         ctx.measure = measure
         ctx.save_for_backward(hidden_MH, weight_VH, bias_V, ids_M, norm_M, entropy_M)
@@ -215,9 +216,11 @@ def product(a_NK: torch.Tensor, b_KP: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(count: int, vocabulary: int) -> Iterator[slice]:
+    """Even chunks of at most `CHUNK_NUMBERS` logits."""
     rows = max(1, CHUNK_NUMBERS // vocabulary)
-    for start in range(0, count, rows):
-        yield slice(start, min(start + rows, count))
+    chunks = -(-count // rows)
+    for index in range(chunks):
+        yield slice(index * count // chunks, (index + 1) * count // chunks)
 
 
 def _sum_like(parameter: torch.Tensor) -> torch.Tensor:

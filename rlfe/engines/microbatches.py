@@ -59,17 +59,24 @@ def micro_batches(
     keys = prompt_keys(batch) if share else [b""] * len(length_B)
     sign = 1 if share else -1
     for graded in (True, False):
-        part: list[int] = []
+        parts: list[list[int]] = []
         rows = np.flatnonzero(graded_B == graded).tolist()
         for row in sorted(rows, key=lambda row: (keys[row], sign * length_B[row])):
-            longer = [*part, row]
+            longer = [*parts[-1], row] if parts else [row]
             tokens = pass_tokens(batch, longer, keys if share else None)
-            if part and not _fits(len(longer), tokens, budget):
-                yield np.array(part)
-                longer = [row]
-            part = longer
-        if part:
-            yield np.array(part)
+            if parts and _fits(len(longer), tokens, budget):
+                parts[-1] = longer
+            else:
+                parts.append([row])
+        if not share:
+            _join_last(parts)
+        yield from map(np.array, parts)
+
+
+def _join_last(parts: list[list[int]]) -> None:
+    """Let no row be left over alone: compiled layers need another graph for a pass of one row."""
+    if len(parts) > 1 and len(parts[-1]) == 1 and len(parts[-2]) > 2:
+        parts[-1].insert(0, parts[-2].pop())
 
 
 def _fits(rows: int, tokens: int, budget: Budget) -> bool:

@@ -88,7 +88,8 @@ class ShardedLearner(TransformersLearner):
             mine = kind[self._ranks.rank]
             yield from mine
             for _ in range(max(map(len, kind)) - len(mine)):
-                yield np.array([filler])
+                # twice where layers are compiled: a pass of one row would need another graph
+                yield np.array([filler] * (2 if self._compiles else 1))
 
     def _plan(self, batch: Batch, graded_B: np.ndarray, rows: np.ndarray) -> Iterator[np.ndarray]:
         if rows.size:
