@@ -39,12 +39,20 @@ def plain(value: Any) -> Any:
     if isinstance(value, Set):
         return sorted(plain(item) for item in value)
     if isinstance(value, Sequence):
-        return [plain(item) for item in value]
+        return list(value) if _is_plain(value) else [plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "tolist"):  # numpy and torch, without importing either
         return plain(value.tolist())
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Whether all are JSON's own numbers: token ids and log-probabilities come by the million."""
+    kinds = set(map(type, values))
+    if not kinds <= {int, float}:
+        return False
+    return float not in kinds or all(map(math.isfinite, values))
 
 
 def append_jsonl(path: Path, record: Any) -> None:

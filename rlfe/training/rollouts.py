@@ -176,7 +176,7 @@ def _record(
         "problem_id": rollout.problem_id,
         "prompt_tokens": len(rollout.prompt_ids),
         "token_ids": done.token_ids,
-        "logprobs": [round(value, LOGPROB_DIGITS) for value in done.logprobs],
+        "logprobs": np.round(np.array(done.logprobs, np.float64), LOGPROB_DIGITS),
         "text": done.text,
         "finish": done.finish,
         "reward": rollout.reward,
