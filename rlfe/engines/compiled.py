@@ -1,7 +1,7 @@
 """Layers and the output head's arithmetic compiled by torch.compile: fewer passes over memory.
 
 A layer's norms, casts, rotations and activation are some sixty small kernels; compiled they are a
-handful. The first passes take a minute longer, last bits change, runs stay repeatable. All layers
+handful. The first passes take longer, last bits change, runs stay repeatable. All alike layers
 of a model share one compiled graph, for any number of rows and tokens. Not here: which layers
 there are (`recompute.py`), what the head computes (`head.py`).
 """
