@@ -202,7 +202,9 @@ def whole(task: MbppPlus, count: int, distinct: float, loops: float) -> list[tup
 
 def main() -> None:
     """Print both sides and the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--samples", type=int, default=160)
     parser.add_argument("--distinct", type=float, default=0.25, help="share of distinct programs")

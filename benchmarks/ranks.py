@@ -36,7 +36,9 @@ PROMPT_TOKENS = 256  # a longer prompt is left out
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="model folder; with --shape only its tokenizer is used")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--ranks", type=int, default=2)

@@ -2,7 +2,8 @@
 
 On a GPU two runs of one recipe differ by themselves: kernels add in another order, and one token
 drawn otherwise changes a rollout. The steps before the kill show by how much; after it the
-difference should be no larger. Both runs train on MBPP with real rewards.
+difference should be no larger. Both runs train on MBPP with real rewards. Without a GPU:
+`--engine transformers --set engine.device=cpu`.
 
     python -m benchmarks.resume models/smollm2-135m-instruct --steps 12 --kill-after 5
     python -m benchmarks.resume models/smollm2-135m-instruct --beside   # on two GPUs at once
@@ -35,7 +36,9 @@ POLL_SECONDS = 0.05
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--kill-after", type=int, default=5, help="finished steps")

@@ -46,7 +46,9 @@ PASSED = ("prompts", "group", "steps", "micro_batch", "max_tokens", "checkpointi
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", help="model folder; with --shape only its tokenizer is used")
     parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--prompts", type=int, default=64)

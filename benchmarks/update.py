@@ -2,7 +2,7 @@
 
 The learner of `rlfe train` on one device computes the same batch of recorded rollouts
 (`benchmarks.ranks`) again and again; nothing is sampled. The peak of the device is measured by a
-large matrix product in the same process. The last lines are a table.
+large matrix product in the same process.
 
     python -m benchmarks.update models/smollm2-135m-instruct --shape qwen3-1.7b --tokens 1024 \\
         checkpointing=true compiles=true,checkpointing=true compiles=true,tokens=8192
@@ -44,24 +44,42 @@ def main() -> None:
     from rlfe.engines.flops import measured_peak
 
     options = parsed()
-    device = torch.device(options.device)
-    peak = measured_peak(device, size=8192 if options.device == "cuda" else 512)
+    cuda = options.device == "cuda"
+    peak = measured_peak(torch.device("cuda")) if cuda else None  # a CPU computes in float32
+    chosen = {words: values_of(words) for words in options.settings}
+    facts = {"options": {k: str(v) for k, v in vars(options).items()}, "peak": peak, "runs": []}
+    if peak is not None:
+        print(f"peak of a bfloat16 matrix product: {peak / 1e12:.1f} TFLOP/s")
     with tempfile.TemporaryDirectory() as name:
         if options.shape:
             options.model = str(shaped(options, Path(name)))
-        found = [ran(options, settings, peak) for settings in options.settings]
-    facts = {"options": {k: str(v) for k, v in vars(options).items()}, "peak": peak, "runs": found}
-    if options.out:
-        options.out.write_text(json.dumps(facts, indent=1) + "\n")
-    print(f"peak of a bfloat16 matrix product: {peak / 1e12:.1f} TFLOP/s")
-    for run in found:
-        print(
-            f"{run['settings']:50} {run['median_seconds']:8.3f} s  {run['tflops']:7.1f} TFLOP/s  "
-            f"MFU {run['mfu']:.1%}  {run['peak_gib']:6.1f} GiB"
-        )
+        for words, values in chosen.items():
+            run = {"settings": words, **ran(options, values, peak)}
+            facts["runs"].append(run)
+            told(run)
+            if options.out:
+                options.out.write_text(json.dumps(facts, indent=1) + "\n")
 
 
-def ran(options: argparse.Namespace, settings: str, peak: float) -> dict[str, Any]:
+def values_of(words: str) -> dict[str, Any]:
+    """`compiles=true,tokens=8192` as arguments of the learner; SystemExit if it is none."""
+    try:
+        pairs = (each.split("=", 1) for each in words.split(",") if each)
+        return {name: json.loads(value) for name, value in pairs}
+    except ValueError as error:
+        raise SystemExit(f"{words} is not key=value,... with JSON values: {error}") from error
+
+
+def told(run: dict[str, Any]) -> None:
+    of_peak = "" if run["mfu"] is None else f"  MFU {run['mfu']:.1%}"
+    print(
+        f"{run['settings']:50} {run['median_seconds']:8.3f} s  {run['tflops']:9.3f} TFLOP/s"
+        f"{of_peak}  {run['peak_gib']:6.1f} GiB",
+        flush=True,
+    )
+
+
+def ran(options: argparse.Namespace, values: dict[str, Any], peak: float | None) -> dict[str, Any]:
     """Seconds of each update with one set of settings, and what they make of the device."""
     import torch
 
@@ -69,8 +87,6 @@ def ran(options: argparse.Namespace, settings: str, peak: float) -> dict[str, An
     from rlfe.training.losses import LossSettings
     from rlfe.training.objective import StepLoss
 
-    chosen = dict(each.split("=", 1) for each in settings.split(",") if each)
-    values = {name: json.loads(value) for name, value in chosen.items()}
     learner = TransformersLearner(options.model, dtype="bfloat16", device=options.device, **values)
     batch = rows_of_step(options, learner, 0)
     loss = StepLoss(LossSettings(max_tokens=options.tokens), batch)
@@ -88,12 +104,11 @@ def ran(options: argparse.Namespace, settings: str, peak: float) -> dict[str, An
         seconds.append(round(time.perf_counter() - begin, 3))
     work, middle = learner.work(), statistics.median(seconds[WARM_UP:] or seconds)
     facts = {
-        "settings": settings,
         "seconds": seconds,
         "median_seconds": middle,
         "passes": work.passes,
         "tflops": work.flops / middle / 1e12,
-        "mfu": work.flops / middle / peak,
+        "mfu": None if peak is None else work.flops / middle / peak,
         "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0,
     }
     learner.close()

@@ -108,7 +108,7 @@ def test_what_the_compiler_cannot_do_is_one_clear_error(tiny_model: Path, monkey
     learner = a_learner(tiny_model, compiles=True)
     with pytest.raises(RequestError, match=r"compute\.compile: .*no C compiler found") as caught:
         learner.forward_backward(a_batch(), MeanLogp(30))
-    assert "--set compute.compile=false" in caught.value.hint
+    assert "--overwrite --set compute.compile=false" in caught.value.hint
 
 
 def test_a_model_without_layers_is_refused() -> None:

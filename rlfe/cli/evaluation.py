@@ -266,11 +266,10 @@ def say_report(report: Report, seconds: float) -> None:
             f"{report.tokens / report.sample_seconds:.0f} tokens/s while sampling; judging held it "
             f"up for {report.wait_seconds:.1f} s ({share:.0%})"
         )
-    if report.shortened or report.no_room:
-        output.warn(
-            f"{report.shortened} prompts left less room than max_tokens; "
-            f"{report.no_room} left none and count as wrong"
-        )
+    if report.shortened:
+        output.warn(f"{report.shortened} prompts left less room than max_tokens")
+    if report.no_room:
+        output.warn(f"{report.no_room} prompts left no room for an answer and count as wrong")
 
 
 def _never_same(first: Job, second: Job) -> bool:

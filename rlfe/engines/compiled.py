@@ -84,7 +84,8 @@ def _in_words(call: Callable[P, R]) -> Callable[P, R]:
             said = " ".join(str(error).split("\n")[:2]).strip()
             raise RequestError(
                 f"{KEY}: torch.compile failed: {said}",
-                hint=f"It needs a C compiler and, on a GPU, Triton; or --set {KEY}=false.",
+                hint="It needs a C compiler and, on a GPU, Triton; without them start again with "
+                f"--overwrite --set {KEY}=false.",
             ) from error
 
     return forward
