@@ -210,10 +210,10 @@ def rows_of_step(options: argparse.Namespace, learner: Any, step: int) -> Any:
 
 def weights_of(learner: Any) -> np.ndarray:
     """The float32 weights of the first layer's MLP as one vector."""
-    from rlfe.engines.sharded import _full
-
     name = next(n for n in learner._trained if n.endswith("mlp.down_proj.weight"))
-    flat: np.ndarray = _full(learner._trained[name].detach()).flatten().cpu().numpy()
+    held = learner._trained[name].detach()
+    whole = held.full_tensor() if hasattr(held, "full_tensor") else held  # of several ranks
+    flat: np.ndarray = whole.flatten().cpu().numpy()
     return flat.copy()
 
 

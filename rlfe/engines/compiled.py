@@ -49,12 +49,17 @@ def _of_any_size(plain: Callable[P, R], fast: Callable[P, R]) -> Callable[P, R]:
     def forward(*args: P.args, **kwargs: P.kwargs) -> R:
         if any(kwargs.get(name) is not None for name in CACHES):
             return plain(*args, **kwargs)
-        for value in torch.utils._pytree.tree_leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor) and value.ndim == 3:  # [rows, tokens, width]
+        for value in _tensors(args, kwargs):
+            if value.ndim == 3:  # [rows, tokens, width]
                 torch._dynamo.maybe_mark_dynamic(value, [0, 1])
         return fast(*args, **kwargs)
 
     return forward
+
+
+def _tensors(*values: Any) -> list[torch.Tensor]:
+    leaves = torch.utils._pytree.tree_leaves(values)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 @cache
@@ -66,9 +71,8 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     fast = _in_words(torch.compile(function))
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        for value in torch.utils._pytree.tree_leaves((args, kwargs)):
-            if isinstance(value, torch.Tensor):
-                torch._dynamo.maybe_mark_dynamic(value, 0)
+        for value in _tensors(args, kwargs):
+            torch._dynamo.maybe_mark_dynamic(value, 0)
         return fast(*args, **kwargs)
 
     return call
