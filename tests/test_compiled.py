@@ -91,6 +91,18 @@ def test_all_layers_share_one_graph_for_any_rows_and_tokens(tiny_model: Path) ->
     assert counters["stats"]["unique_graphs"] == 2
 
 
+def test_rows_are_as_wide_as_one_graph_wants_them(tiny_model: Path) -> None:
+    found, widths = [], set()
+    for compiles in (False, True):
+        learner = a_learner(tiny_model, compiles=compiles)
+        learner._packs = False
+        layer = learner.model.model.layers[0]
+        layer.register_forward_pre_hook(lambda _, given: widths.add(given[0].shape[1]))
+        found.append(learner.logprobs(a_batch(rows=5, width=17)))
+    assert widths == {15, 16}
+    assert np.allclose(*found, atol=1e-5)
+
+
 def test_a_sampler_that_shares_the_model_uses_the_layers_as_they_were(tiny_model: Path) -> None:
     learner = a_learner(tiny_model, compiles=True)
     ids = torch.arange(8)[None]

@@ -20,9 +20,12 @@ def of_lengths(length_B: list[int]) -> Batch:
     return replace(batch, mask_BL=(place_L >= 2) & (place_L < np.array(length_B)[:, None]))
 
 
-def plan(length_B: list[int], budget: Budget, graded_B: list[bool] | None = None) -> list:
+def plan(
+    length_B: list[int], budget: Budget, graded_B: list[bool] | None = None, *, join: bool = False
+) -> list:
     graded = np.ones(len(length_B), bool) if graded_B is None else np.array(graded_B)
-    return [rows.tolist() for rows in micro_batches(of_lengths(length_B), graded, budget)]
+    batch = of_lengths(length_B)
+    return [rows.tolist() for rows in micro_batches(batch, graded, budget, join=join)]
 
 
 def test_longest_rows_come_first_and_rows_without_a_gradient_apart() -> None:
@@ -30,6 +33,19 @@ def test_longest_rows_come_first_and_rows_without_a_gradient_apart() -> None:
     assert plan([5, 10, 6, 9, 4], budget) == [[1, 3], [2, 0, 4]]
     graded = [True, False, True, False, True]
     assert plan([5, 10, 6, 9, 4], budget, graded) == [[2, 0, 4], [1, 3]]
+
+
+def test_a_few_rows_without_a_gradient_stand_among_the_others_where_asked() -> None:
+    graded = [True, False, True, False, True]
+    assert plan([5, 10, 6, 9, 4], Budget(None, 20), graded, join=True) == [[1, 3], [2, 0, 4]]
+    # more than one pass of them, or nothing else: as ever
+    assert plan([5, 10, 6, 9, 4], Budget(None, 18), graded, join=True) == [[2, 0, 4], [1], [3]]
+    assert plan([9, 8], Budget(None, 18), [False, False], join=True) == [[0, 1]]
+
+
+def test_the_last_two_passes_have_as_many_rows() -> None:
+    assert plan([8] * 9, Budget(None, 64)) == [[0, 1, 2, 3, 4], [5, 6, 7, 8]]
+    assert plan([8] * 17, Budget(None, 64))[1:] == [[8, 9, 10, 11, 12], [13, 14, 15, 16]]
 
 
 def test_no_row_is_left_over_alone() -> None:
@@ -42,14 +58,17 @@ def test_no_row_is_left_over_alone() -> None:
     st.lists(st.tuples(st.integers(3, 40), st.booleans()), min_size=1, max_size=30),
     st.integers(1, 120),
     st.none() | st.integers(1, 7),
+    st.booleans(),
 )
-def test_every_row_is_in_one_pass_that_fits(rows: list, tokens: int, count: int | None) -> None:
+def test_every_row_is_in_one_pass_that_fits(
+    rows: list, tokens: int, count: int | None, join: bool
+) -> None:
     length_B, graded_B = [length for length, _ in rows], [graded for _, graded in rows]
     budget = Budget(count, tokens)
-    parts = plan(length_B, budget, graded_B)
+    parts = plan(length_B, budget, graded_B, join=join)
     assert sorted(row for part in parts for row in part) == list(range(len(rows)))
     found_B = lengths(of_lengths(length_B).mask_BL)
     for part in parts:
-        assert len({graded_B[row] for row in part}) == 1
+        assert join or len({graded_B[row] for row in part}) == 1
         fits = len(part) <= count if count else len(part) * found_B[part].max() <= tokens
         assert fits or len(part) == 1

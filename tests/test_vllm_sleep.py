@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,16 +29,18 @@ class Engine:
     def __init__(self, calls: list[str]) -> None:
         self.calls, self.asleep, self.waiting = calls, set[str](), list[str]()
         self.llm_engine = self.engine_core = self
-        self.number, self.breaks = 0, False
+        self.number, self.breaks, self.room = 0, False, True
 
     def sleep(self, level: int) -> None:
         assert not self.asleep, "it sleeps already"
         assert not self.waiting, "requests are left"
         self.calls.append(f"sleep {level}")
+        self.room = False
         self.asleep = {"weights", "kv_cache"}
 
     def wake_up(self, tags: list[str]) -> bool:
         assert set(tags) <= self.asleep, "it is awake already"
+        assert self.room, "torch still holds what the learner has freed"
         self.calls.append("wake " + " ".join(tags))
         self.asleep -= set(tags)
         return not self.asleep
@@ -93,6 +96,10 @@ def a_sampler(monkeypatch: pytest.MonkeyPatch, folder: Path) -> tuple[VllmSample
         calls.append("start")
         made._llm = Engine(calls)
 
+    def empty_cache() -> None:
+        made._llm.room = True
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
     monkeypatch.setattr(made, "_start", start)
     return made, calls
 

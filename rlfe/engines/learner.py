@@ -46,6 +46,7 @@ from rlfe.engines.weights import (
 from rlfe.errors import RlfeError
 from rlfe.types import Batch
 
+WIDTH = 8  # of rows, or a multiple: one graph of compiled layers serves these, another the others
 FINITE = "finite"  # among the sums of a pass: micro-batches with a finite loss
 WEIGHTS, MOMENTS, OPTIMIZER = "weights.safetensors", "moments.safetensors", "optimizer.json"
 
@@ -362,7 +363,7 @@ class TransformersLearner:
         return self._device if self._device.type == "cuda" else torch.device("cpu")
 
     def _micro_batches(self, batch: Batch, graded_B: np.ndarray) -> Iterator[np.ndarray]:
-        return micro_batches(batch, graded_B, self._budget, share=self._packs)
+        return micro_batches(batch, graded_B, self._budget, share=self._packs, join=self._compiles)
 
     def _scored(
         self, model: Any, part: Batch, entropy_gradient: bool | None
@@ -374,6 +375,7 @@ class TransformersLearner:
             entropy_gradient,
             share=self._packs,
             logits=self._logits,
+            multiple=WIDTH if self._compiles else 1,
         )
 
     def _autocast(self) -> Any:

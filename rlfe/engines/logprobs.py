@@ -48,6 +48,7 @@ def scored(
     *,
     share: bool = False,
     logits: Logits = "chunked",
+    multiple: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities and entropies [B, L], float32, 0 outside the mask.
 
@@ -58,13 +59,14 @@ def scored(
         entropy_gradient: None: entropy is not computed (zeros); False: without gradient.
         share: Compute the prompt of several rows once (`packing.can_share`).
         logits: How they are computed; a head that is no plain linear layer takes the full way.
+        multiple: The model is given so wide rows (padded); a shared prompt's are as they are.
     """
     device = next(model.parameters()).device
     ids_BL = on_device(batch.ids_BL, device)
     logp_BL = torch.zeros(ids_BL.shape, dtype=torch.float32, device=device)
     entropy_BL = logp_BL.clone()
     whole = logits == "full" or not isinstance(model.get_output_embeddings(), torch.nn.Linear)
-    for view in _views(batch, ids_BL, share):
+    for view in _views(batch, ids_BL, share, multiple):
         place = (view.row_M, view.column_M)
         if whole:
             logits_MV = _full_logits(model, view)
@@ -76,7 +78,7 @@ def scored(
     return logp_BL, entropy_BL
 
 
-def _views(batch: Batch, ids_BL: torch.Tensor, share: bool) -> Iterator[View]:
+def _views(batch: Batch, ids_BL: torch.Tensor, share: bool, multiple: int) -> Iterator[View]:
     """The forward passes over the rows; none if nothing is masked."""
     device = ids_BL.device
     if share:
@@ -86,7 +88,8 @@ def _views(batch: Batch, ids_BL: torch.Tensor, share: bool) -> Iterator[View]:
     if row_M.size:
         rows, columns = on_device(row_M, device), on_device(column_M, device)
         at = (rows, columns - 1)  # position j-1 predicts token j
-        yield View(inputs={"input_ids": ids_BL}, at=at, row_M=rows, column_M=columns)
+        padded_BL = torch.nn.functional.pad(ids_BL, (0, -ids_BL.shape[1] % multiple))
+        yield View(inputs={"input_ids": padded_BL}, at=at, row_M=rows, column_M=columns)
 
 
 def _packed_view(packed: Packed, device: torch.device) -> View:

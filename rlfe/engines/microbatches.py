@@ -48,20 +48,23 @@ class Budget:
 
 
 def micro_batches(
-    batch: Batch, graded_B: np.ndarray, budget: Budget, *, share: bool = False
+    batch: Batch, graded_B: np.ndarray, budget: Budget, *, share: bool = False, join: bool = False
 ) -> Iterator[np.ndarray]:
     """Row indices of each forward pass: rows that need a gradient apart, alike rows together.
 
     `share`: alike means of one prompt, which counts once; else of one length. A row that is longer
-    than the budget is a pass of its own.
+    than the budget is a pass of its own. `join`: rows without a gradient stand among the others
+    where one pass would hold them all; compiled layers need another graph for a pass without.
     """
     length_B = lengths(batch.mask_BL)
     keys = prompt_keys(batch) if share else [b""] * len(length_B)
     sign = 1 if share else -1
-    for graded in (True, False):
+    kinds = [np.flatnonzero(graded_B), np.flatnonzero(~graded_B)]
+    if join and all(map(len, kinds)) and _one_pass(length_B[kinds[1]], budget):
+        kinds = [np.arange(len(length_B)), kinds[1][:0]]
+    for kind in kinds:
         parts: list[list[int]] = []
-        rows = np.flatnonzero(graded_B == graded).tolist()
-        for row in sorted(rows, key=lambda row: (keys[row], sign * length_B[row])):
+        for row in sorted(kind.tolist(), key=lambda row: (keys[row], sign * length_B[row])):
             longer = [*parts[-1], row] if parts else [row]
             tokens = pass_tokens(batch, longer, keys if share else None)
             if parts and _fits(len(longer), tokens, budget):
@@ -69,14 +72,23 @@ def micro_batches(
             else:
                 parts.append([row])
         if not share:
-            _join_last(parts)
+            _level_last(parts)
         yield from map(np.array, parts)
 
 
-def _join_last(parts: list[list[int]]) -> None:
-    """Let no row be left over alone: compiled layers need another graph for a pass of one row."""
-    if len(parts) > 1 and len(parts[-1]) == 1 and len(parts[-2]) > 2:
-        parts[-1].insert(0, parts[-2].pop())
+def _one_pass(length_R: np.ndarray, budget: Budget) -> bool:
+    return _fits(len(length_R), len(length_R) * int(length_R.max()), budget)
+
+
+def _level_last(parts: list[list[int]]) -> None:
+    """Divide the rows of the last two passes evenly: what is left over alone is no better.
+
+    Compiled layers need another graph for a pass of one row, and for one of few tokens.
+    """
+    if len(parts) > 1 and len(parts[-1]) < len(parts[-2]):
+        rows = parts[-2] + parts[-1]  # longest first: no half of them is larger than the former
+        middle = -(-len(rows) // 2)
+        parts[-2:] = [rows[:middle], rows[middle:]]
 
 
 def _fits(rows: int, tokens: int, budget: Budget) -> bool:

@@ -326,6 +326,7 @@ class VllmSampler:
     def _wake(self, *parts: str) -> None:
         wanted = [part for part in parts if part in self._asleep]
         if wanted:
+            _give_back()
             self._llm.wake_up(tags=wanted)
             self._asleep.difference_update(wanted)
 
@@ -371,3 +372,10 @@ class VllmSampler:
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of `vllm_worker.Weights` in every worker."""
         return list(self._llm.collective_rpc(method, args=arguments))
+
+
+def _give_back() -> None:
+    """Return what torch keeps of the learner's freed tensors: the engine takes it from the GPU."""
+    import torch
+
+    torch.cuda.empty_cache()  # does nothing where CUDA is not in use

@@ -25,8 +25,10 @@ from rlfe.tasks.oracle import Checker, Expected, shape_of
 from rlfe.types import Message, Problem, Prompt
 
 MIN_CALL_SECONDS, FACTOR, PART_SECONDS = 1.0, 4.0, 60.0  # evalplus' limits
-# The first run's limit of a call: twice the longest reference, which is known from 0.01 s on.
-SCREEN_FACTOR, KNOWN_SECONDS = 2.0, 0.01
+KNOWN_SECONDS = 0.01  # references shorter than that are not packaged
+# The first run's limit of a call, in longest references: for an unknown one it is 0.02 s. A known
+# one is generous, because a slow right program that is stopped runs twice, the second time alone.
+SCREEN_FACTOR, KNOWN_FACTOR = 2.0, 10.0
 HUGE, MANY_BYTES = frozenset({"mbpp_plus/255"}), 3 << 30  # for answers of a million tuples
 STOPS = ("\nif __name__", "\ndef main(", "\nprint(", "<|endoftext|>", "<|endofmask|>", "</s>")
 INSTRUCTION = (
@@ -59,8 +61,11 @@ def read_reference(row: Mapping[str, Any]) -> Reference:
     return Reference(expected, exact, digest, {int(i): s for i, s in row["seconds"].items()})
 
 
-def _longest(known: Reference) -> float:
-    return max(known.seconds.values(), default=KNOWN_SECONDS)
+def _screen(known: Reference) -> float:
+    """CPU seconds of a call in a first run, on the machine of the reference times."""
+    if not known.seconds:
+        return SCREEN_FACTOR * KNOWN_SECONDS
+    return KNOWN_FACTOR * max(known.seconds.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,7 @@ class PlusTask(CodingTask):
             memory_bytes=MANY_BYTES if problem.id in HUGE else MEMORY_BYTES,
             cpu_seconds=limits.total,
             call_seconds=limits.default,
-            screen_seconds=SCREEN_FACTOR * scale * _longest(known),
+            screen_seconds=scale * _screen(known),
             slow_calls=dict(limits.slow),
             right_records=tuple(value_record(one) if one else b"" for one in checker.shortcut),
         )
