@@ -25,6 +25,7 @@ from typing import Any
 from rlfe.errors import RequestError, RlfeError
 from rlfe.sandbox import bubblewrap, calibration
 from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
+from rlfe.sandbox.traces import leaves_nothing
 from rlfe.sandbox.verdicts import Verdicts
 from rlfe.sandbox.worker import Worker, WorkerLost
 from rlfe.types import Status
@@ -52,6 +53,11 @@ class _Ticket:
     def screening(self) -> bool:
         """Whether a timeout would be run again: then the first run may be short."""
         return self.case.confirm and self.first_cpu is None
+
+    def may_suffer(self, result: PartResult) -> bool:
+        """Whether a part failed because of what an earlier one in its process left behind."""
+        wrong = result.status is Status.FAILED and leaves_nothing(self.case.program)
+        return not wrong and result.status is not Status.PASSED
 
     def parts(self) -> tuple[Part, ...]:
         """What a worker is to run next."""
@@ -277,8 +283,8 @@ class Judge:
         if result.status is Status.TIMEOUT and ticket.case.confirm and ticket.first_cpu is None:
             ticket.first_cpu = result.cpu
             return self._confirm.append(ticket)
-        if len(results) > 1 and result.status is not Status.PASSED:
-            ticket.by_itself = True  # whatever an earlier part left behind must not count
+        if len(results) > 1 and ticket.may_suffer(result):
+            ticket.by_itself = True
             return self._give(worker, ticket, selector)
         ticket.done.append(_with_first(result, ticket.first_cpu))
         ticket.first_cpu = None

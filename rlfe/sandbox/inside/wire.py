@@ -52,8 +52,25 @@ _SMALL = {number: _int(number) for number in range(-256, 2048)}
 _CONSTANT = {None: b"N", True: b"T", False: b"F"}
 
 
+def _number(value: int) -> bytes:
+    return _SMALL.get(value) or _int(value)
+
+
 def _text(value: str) -> bytes:
     return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"))
+
+
+_ALL_TEXT, _ALL_INT = frozenset({str}), frozenset({int})
+
+
+class _Texts(dict[str, bytes]):
+    """The encodings of short texts that came before: lists of combinations repeat theirs."""
+
+    def __missing__(self, value: str) -> bytes:
+        data = _text(value)
+        if len(data) < 64 and len(self) < 4096:
+            self[value] = data
+        return data
 
 
 class _Encoder:
@@ -62,13 +79,16 @@ class _Encoder:
     def __init__(self, canonical: bool) -> None:
         self.parts: list[bytes] = []
         self.items = 0
+        self.alike: dict[frozenset[type], Callable[[Any], bytes]] = {
+            _ALL_TEXT: _Texts().__getitem__,
+            _ALL_INT: _number,
+        }
         self.canonical = canonical
 
     def put(self, value: Any, depth: int) -> None:
         kind = type(value)
         if kind is int:
-            small = _SMALL.get(value)
-            self.parts.append(small if small is not None else _int(value))
+            self.parts.append(_number(value))
         elif kind is str:
             self.parts.append(_text(value))
         elif value is None or value is True or value is False:
@@ -114,6 +134,10 @@ class _Encoder:
         count = len(value)
         self._enter(count, depth)
         self.parts.append(tag + COUNT.pack(count))
+        one = self.alike.get(frozenset(map(type, value)))
+        if one is not None:
+            self.parts.extend(map(one, value))
+            return
         put = self.put
         depth += 1
         for item in value:
@@ -233,7 +257,7 @@ def encode(value: Any, *, canonical: bool = False) -> bytes:
 
 # The short way for most answers; a class that pretends to be one of these fails in the writer.
 _PLAIN: dict[type, Callable[[Any], bytes]] = {
-    int: lambda value: _SMALL.get(value) or _int(value),
+    int: _number,
     bool: _CONSTANT.__getitem__,
     type(None): _CONSTANT.__getitem__,
     str: _text,
