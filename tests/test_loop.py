@@ -342,6 +342,23 @@ def test_the_fake_engine_runs_the_whole_loop(tmp_path: Path) -> None:
     assert problems(tmp_path / "run" / "global_step_4", need_tokenizer_config=True) == []
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_who_looks_on_is_told_that_the_first_update_compiles(
+    tmp_path: Path, compiles: bool
+) -> None:
+    told: list[str] = []
+
+    class Listening(Nobody):
+        def within(self, text: str) -> None:
+            told.append(text)
+
+    changes: dict[str, Any] = {"engine.sampler": "fake", "engine.learner": "fake"}
+    changes |= {"train.max_tokens": 30, "train.steps": 2, "compute.compile": compiles}
+    assert a_run("", tmp_path / "run", changes, watch=Listening()).status == "done"
+    first = "step 1: training, compiling first" if compiles else "step 1: training"
+    assert [text for text in told if "training" in text] == [first, "step 2: training"]
+
+
 def test_the_loop_reads_as_one_page() -> None:
     source = Path(loop.__file__).read_text().splitlines()
     start = next(i for i, line in enumerate(source) if line.startswith("def steps("))

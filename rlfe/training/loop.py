@@ -71,14 +71,16 @@ def steps(job: Job, now: state.Progress, trackers: Trackers, writer: Writer) -> 
     held_out = validation.validation_list(job.recipe, job.task, job.sampler.tokenizer, job.data)
     first = validation.due(job, held_out, 0) if now.step == 0 else {}
     warn_flat(job, first)
-    for step in range(now.step, total):
+    begin = now.step
+    for step in range(begin, total):
         writer.check()
         clock = Clock()
         job.within(f"step {step + 1}: handing the weights over")
         with clock.phase("sync"):
             behavior, current = hand_over(job, now, step)
         groups = sampled_groups(job, step, clock)
-        job.within(f"step {step + 1}: training")
+        compiles = step == begin and job.recipe.compute.compile  # that takes most of a minute
+        job.within(f"step {step + 1}: training{', compiling first' if compiles else ''}")
         with clock.phase("train"):
             chosen = select(job, groups)
             observe(now, chosen)
