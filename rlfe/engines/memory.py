@@ -78,20 +78,31 @@ class Shape:
         named = ends if isinstance(targets, str) else [name for name in targets if name in ends]
         return self.layers * rank * sum(ends[name] for name in named)
 
-    def activations(self, size: int, *, checkpointing: bool) -> int:
-        """Bytes per token that wait for the backward pass; `size`: of a number as computed.
+    def activations(self, size: int, *, checkpointing: bool, compiled: bool = False) -> int:
+        """Bytes per token that wait for the backward pass; `size`: of a number as computed."""
+        layer = self._compiled_layer(size) if compiled else self._layer(size)
+        if checkpointing:  # every layer its input, one layer everything
+            return 4 * self.hidden * self.layers + layer
+        return layer * self.layers
 
-        Of a layer: two norms keep their input and their result in float32, and each of the five
-        products behind them a copy of its own; attention its three factors and its output (with
-        norms on queries and keys their inputs too); the MLP four times its width.
+    def _layer(self, size: int) -> int:
+        """Two norms keep their input and their result in float32, and each of the five products
+        behind them a copy of its own; attention its three factors and its output (with norms on
+        queries and keys their inputs too); the MLP four times its width.
         """
         attention = 2 * size * (self.queries + self.keys)
         if self.query_key_norms:
             attention += (4 + size) * (self.queries + self.keys)
-        layer = (16 + 5 * size) * self.hidden + attention + 4 * size * self.mlp
-        if checkpointing:  # every layer its input, one layer everything
-            return 4 * self.hidden * self.layers + layer
-        return layer * self.layers
+        return (16 + 5 * size) * self.hidden + attention + 4 * size * self.mlp
+
+    def _compiled_layer(self, size: int) -> int:
+        """The inputs of the two norms in float32 and their results once, attention as above, of
+        the MLP three times its width: what is element-wise is computed again.
+        """
+        attention = 2 * size * (self.queries + self.keys)
+        if self.query_key_norms:
+            attention += size * (self.queries + self.keys)
+        return (8 + 2 * size) * self.hidden + attention + 3 * size * self.mlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +147,8 @@ def estimate(
         "whole layers": _gathered(shape, size) if ranks > 1 else 0,
         "gradients": 4 * trained // ranks,
         "AdamW": 8 * trained // ranks,
-        "activations": tokens * shape.activations(size, checkpointing=again),
+        "activations": tokens
+        * shape.activations(size, checkpointing=again, compiled=compute.compile),
         "logits": _logits(shape, tokens, compute.logits, full=lora.rank == 0),
         "snapshots": size * trained * (recipe.lag.steps + 1),
         "reference": size * count if recipe.kl.beta > 0 and lora.rank == 0 else 0,
@@ -179,6 +191,10 @@ def ways_out(
     if recipe.compute.gradient_checkpointing is not True:
         again = estimate(recipe, config, ranks=ranks, gradient_checkpointing=True)
         found += _saves("compute.gradient_checkpointing=true", now, again)
+        if not recipe.compute.compile:
+            found += _saves(
+                "compute.compile=true", now, estimate(recipe, config, ranks=ranks, compile=True)
+            )
     budget = recipe.compute.token_budget or GPU_BUDGET
     if recipe.train.micro_batch_rollouts is None and budget // 2 >= recipe.model.max_len:
         half = estimate(recipe, config, ranks=ranks, token_budget=budget // 2)
