@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from rlfe.checkpoints import problems
+from rlfe.engines import learner as learning
 from rlfe.errors import RlfeError
 from rlfe.records import read_jsonl
 from rlfe.training import saving
 from rlfe.training.loop import train
 from rlfe.training.writing import Writer
+from tests.test_engine_contract import MeanLogp
+from tests.test_head import a_batch
+from tests.test_recompute import a_learner
 from tests.training_doubles import REPLAY, a_job, a_run
 
 WAIT = 30.0  # seconds after which a test that hangs fails instead
@@ -29,7 +33,8 @@ def writer() -> Iterator[Writer]:
 
 
 def writing_threads() -> list[str]:
-    return [t.name for t in threading.enumerate() if t.name.startswith("rlfe-writing")]
+    ours = ("rlfe-writing", "rlfe-copying")
+    return [t.name for t in threading.enumerate() if t.name.startswith(ours)]
 
 
 def test_works_of_a_step_run_in_order_and_nobody_waits_for_them(writer: Writer) -> None:
@@ -225,4 +230,39 @@ def test_a_step_that_fails_leaves_what_was_kept_before_whole(
         train(job)
     assert problems(tmp_path / "run" / "global_step_2") == []
     assert json.loads((tmp_path / "run" / "state" / "state.json").read_text())["step"] == 2
+    assert writing_threads() == []
+
+
+def test_what_is_kept_is_as_it_was_before_the_next_update(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_thread: None
+) -> None:
+    held, began = threading.Event(), threading.Event()
+    copies = learning.host_copies
+
+    def slow(*arguments: Any) -> Any:
+        began.set()
+        assert held.wait(WAIT)
+        return copies(*arguments)
+
+    learner = a_learner(tiny_model)
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    learner.export(tmp_path / "first")
+    learner.forward_backward(a_batch(), MeanLogp(30))
+    monkeypatch.setattr(learning, "host_copies", slow)
+    write, _ = learner.export_later()
+    assert began.wait(WAIT)
+    steps = threading.Thread(target=learner.optim_step, args=(1e-2,))
+    steps.start()
+    steps.join(0.2)
+    assert steps.is_alive(), "the weights moved while they were being copied"
+    held.set()
+    steps.join(WAIT)
+    write(tmp_path / "second")
+    learner.export(tmp_path)
+    one, two, three = (
+        (tmp_path / place / "model.safetensors").read_bytes() for place in ("first", "second", "")
+    )
+    assert one == two != three
+    learner.close()
     assert writing_threads() == []

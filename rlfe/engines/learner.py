@@ -31,7 +31,7 @@ from rlfe.engines.packing import can_share
 from rlfe.engines.recompute import T, in_words, recompute_layers, within_memory
 from rlfe.engines.shards import is_sharded, load_shards
 from rlfe.engines.source import model_folder
-from rlfe.engines.transfer import fetched, on_device
+from rlfe.engines.transfer import Copies, fetched, on_device
 from rlfe.engines.weights import (
     Lora,
     adapter_copies,
@@ -118,6 +118,7 @@ class TransformersLearner:
         if checkpointing:
             recompute_layers(self.model)
         self._reference: Any = None
+        self._copies = Copies(self._device)
 
     @property
     def exact(self) -> bool:
@@ -196,6 +197,7 @@ class TransformersLearner:
         if not self._finite:
             norm = float("nan")
         if np.isfinite(norm):
+            self._copies.settle()  # what is being kept is as it was before this step
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
             with in_words("the optimiser step"):
@@ -252,8 +254,9 @@ class TransformersLearner:
     def export_later(self, sample: Batch | None = None) -> tuple[Later, Mapping[str, float]]:
         model, dtype, base, lora = self.model, self._dtype, self._folder, self._lora
         if lora is None:
-            state = host_copies(model.state_dict(), dtype)
-            return lambda folder: save_model(model, state, dtype, base, folder), {}
+            whole = model.state_dict()
+            copies = self._copies.later(lambda: host_copies(whole, dtype))
+            return lambda folder: save_model(model, copies.result(), dtype, base, folder), {}
         merged = merged_weights(model)
         state, adapter, name = host_copies(merged, dtype), adapter_copies(model), self._name
 
@@ -278,9 +281,11 @@ class TransformersLearner:
             moments[f"exp_avg.{name}"] = state["exp_avg"]
             moments[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
             steps[name] = float(state["step"])
-        weights, moments = host_copies(self._trained), host_copies(moments)
+        trained = {name: parameter.detach() for name, parameter in self._trained.items()}
+        copies = self._copies.later(lambda: (host_copies(trained), host_copies(moments)))
 
         def write(folder: Path) -> None:
+            weights, moments = copies.result()
             save_file(weights, str(folder / WEIGHTS))
             save_file(moments, str(folder / MOMENTS))
             (folder / OPTIMIZER).write_text(json.dumps(steps, sort_keys=True))
@@ -303,6 +308,7 @@ class TransformersLearner:
         if set(weights) != set(self._trained):
             raise RlfeError(f"{folder / WEIGHTS} belongs to another model")
         moments = load_file(str(folder / MOMENTS), device=str(self._device))
+        self._copies.settle()
         steps = json.loads((folder / OPTIMIZER).read_text())
         with torch.no_grad():
             for name, parameter in self._trained.items():
@@ -336,6 +342,7 @@ class TransformersLearner:
         return Snapshot(version=version, fingerprint=facts["fingerprint"], weights=weights)
 
     def close(self) -> None:
+        self._copies.settle()
         self.model = self._reference = None
 
     # what differs where several ranks hold the weights (`sharded.py`)

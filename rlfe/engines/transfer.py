@@ -1,14 +1,19 @@
 """Arrays to a device and back without making the CPU wait for work that is queued there.
 
-On CUDA through pinned memory and asynchronous copies; elsewhere plain copies.
+On CUDA through pinned memory and asynchronous copies; elsewhere plain copies. `Copies` are those of
+a whole model, which take seconds: a thread makes them while others work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+
+T = TypeVar("T")
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -31,3 +36,41 @@ def fetched(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     ]
     torch.cuda.current_stream().synchronize()
     return [copy.numpy() for copy in copies]
+
+
+class Copies:
+    """Copies of tensors of a device, made in a thread.
+
+    What was queued on the device before `later` is in them. Whoever changes such a tensor calls
+    `settle` first. Try: `Copies(device).later(make).result()`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._open: list[Future[Any]] = []
+
+    def later(self, make: Callable[[], T]) -> Future[T]:
+        """What `make` returns, some time before the end of `settle`."""
+        run = make if self._device.type != "cuda" else self._on_own_stream(make)
+        pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlfe-copying")
+        found = pool.submit(run)
+        pool.shutdown(wait=False)  # its thread ends with the copy
+        self._open.append(found)
+        return found
+
+    def settle(self) -> None:
+        """Wait for all copies; what one of them raised is for those who ask for it."""
+        wait(self._open)
+        self._open.clear()
+
+    def _on_own_stream(self, make: Callable[[], T]) -> Callable[[], T]:
+        """A slow copy on the stream of the others would stop a sampler in this process."""
+        before = torch.cuda.current_stream(self._device)
+        own = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        own.wait_stream(before)
+
+        def run() -> T:
+            with torch.cuda.stream(own):
+                return make()
+
+        return run
