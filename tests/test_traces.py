@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from rlfe.sandbox import worker
 from rlfe.sandbox.encoding import encode
 from rlfe.sandbox.parts import Case, Part
 from rlfe.sandbox.pool import Judge
-from rlfe.sandbox.traces import leaves_nothing
+from rlfe.sandbox.traces import keep_quiet, leaves_nothing
 from rlfe.types import Status
 
 PURE = "import math\nfrom collections import Counter as C\n\ndef f(x):\n    return math.sqrt(x)\n"
@@ -35,6 +37,15 @@ PURE = "import math\nfrom collections import Counter as C\n\ndef f(x):\n    retu
 )
 def test_what_leaves_nothing_behind(program: str, nothing: bool) -> None:
     assert leaves_nothing(program) is nothing
+
+
+def test_nobody_is_warned_of_a_programs_escapes(recwarn: pytest.WarningsRecorder) -> None:
+    program = "def f(x):\n    return '\\d' + 0if x else 1\n"
+    with pytest.warns((SyntaxWarning, DeprecationWarning)):
+        ast.parse(program)
+    keep_quiet()
+    assert leaves_nothing(program)
+    assert not recwarn.list
 
 
 def asked(name: str, call: str, wanted: int) -> Part:

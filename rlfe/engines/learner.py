@@ -11,7 +11,6 @@ Shapes: B rows, L tokens, M masked tokens, V vocabulary.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -43,12 +42,12 @@ from rlfe.engines.weights import (
     save_adapter_tensors,
     save_model,
 )
+from rlfe.engines.whole_state import load_state, state_later
 from rlfe.errors import RlfeError
 from rlfe.types import Batch
 
 WIDTH = 8  # of rows, or a multiple: one graph of compiled layers serves these, another the others
 FINITE = "finite"  # among the sums of a pass: micro-batches with a finite loss
-WEIGHTS, MOMENTS, OPTIMIZER = "weights.safetensors", "moments.safetensors", "optimizer.json"
 
 
 class TransformersLearner:
@@ -271,54 +270,20 @@ class TransformersLearner:
         self.save_state_later()(folder)
 
     def save_state_later(self) -> Later:
-        from safetensors.torch import save_file
-
-        moments, steps = {}, {}
-        for name, parameter in self._trained.items():
-            state = self._optimizer.state.get(parameter)
-            if not state:
-                continue  # no optimiser step yet
-            moments[f"exp_avg.{name}"] = state["exp_avg"]
-            moments[f"exp_avg_sq.{name}"] = state["exp_avg_sq"]
-            steps[name] = float(state["step"])
-        trained = {name: parameter.detach() for name, parameter in self._trained.items()}
-        copies = self._copies.later(lambda: (host_copies(trained), host_copies(moments)))
-
-        def write(folder: Path) -> None:
-            weights, moments = copies.result()
-            save_file(weights, str(folder / WEIGHTS))
-            save_file(moments, str(folder / MOMENTS))
-            (folder / OPTIMIZER).write_text(json.dumps(steps, sort_keys=True))
-
-        return write
+        return state_later(self._trained, self._optimizer, self._copies)
 
     def load_state(self, folder: Path) -> None:
-        from safetensors.torch import load_file
-
+        self._copies.settle()
         if is_sharded(folder):
             load_shards(folder, self._trained, self._optimizer, self._group)
-            return
-        missing = [n for n in (WEIGHTS, MOMENTS, OPTIMIZER) if not (folder / n).is_file()]
-        if missing:
-            raise RlfeError(
-                f"{folder} lacks {', '.join(missing)}: it is no whole state",
-                hint="Start the run again with --overwrite.",
+        else:
+            load_state(
+                folder,
+                self._trained,
+                self._optimizer,
+                part=self._part,
+                step_device=self._step_device,
             )
-        weights = load_file(str(folder / WEIGHTS), device=str(self._device))
-        if set(weights) != set(self._trained):
-            raise RlfeError(f"{folder / WEIGHTS} belongs to another model")
-        moments = load_file(str(folder / MOMENTS), device=str(self._device))
-        self._copies.settle()
-        steps = json.loads((folder / OPTIMIZER).read_text())
-        with torch.no_grad():
-            for name, parameter in self._trained.items():
-                parameter.copy_(self._part(weights[name], parameter))
-                if name in steps:
-                    self._optimizer.state[parameter] = {
-                        "step": torch.tensor(steps[name]).to(self._step_device),
-                        "exp_avg": self._part(moments[f"exp_avg.{name}"], parameter),
-                        "exp_avg_sq": self._part(moments[f"exp_avg_sq.{name}"], parameter),
-                    }
 
     def save_snapshot(self, snapshot: Snapshot, path: Path) -> None:
         from safetensors.torch import save_file

@@ -2,7 +2,7 @@
 
 What: float32 weights and AdamW's moments and step counts, each rank's own part; any number of
 ranks reads what any other number wrote, one process included. Not here: the state of one process
-(`learner.py`, plain safetensors). The format's metadata is a pickle: such a folder is local and
+(`whole_state.py`). The format's metadata is a pickle: such a folder is local and
 never comes from another user.
 """
 

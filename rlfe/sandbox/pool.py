@@ -25,7 +25,7 @@ from typing import Any
 from rlfe.errors import RequestError, RlfeError
 from rlfe.sandbox import bubblewrap, calibration
 from rlfe.sandbox.parts import Case, Outcome, Part, PartResult
-from rlfe.sandbox.traces import leaves_nothing
+from rlfe.sandbox.traces import keep_quiet, leaves_nothing
 from rlfe.sandbox.verdicts import Verdicts
 from rlfe.sandbox.worker import Worker, WorkerLost
 from rlfe.types import Status
@@ -105,6 +105,7 @@ class Judge:
     def __enter__(self) -> Judge:
         if sys.platform == "win32":
             raise RequestError("programs cannot be judged on Windows", hint="Use WSL2.")
+        keep_quiet()
         try:
             self._jail = self._chosen_jail()
             self._workers = [self._start() for _ in range(self.size)]

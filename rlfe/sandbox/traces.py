@@ -9,7 +9,10 @@ Try: `leaves_nothing("def f(x):\\n    return x\\n")`.
 from __future__ import annotations
 
 import ast
+import re
+import warnings
 
+NAME = "<judged program>"
 # Modules whose functions change nothing but what they are given.
 HARMLESS = frozenset({
     "bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "operator", "re",
@@ -25,10 +28,15 @@ REACHING = frozenset({
 def leaves_nothing(program: str) -> bool:
     """Whether all that the program can change is its own namespace; False if in doubt."""
     try:
-        nodes = ast.walk(ast.parse(program))
+        nodes = ast.walk(ast.parse(program, NAME))
         return not any(_reaches(node) for node in nodes)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
+
+
+def keep_quiet() -> None:
+    """Let nobody be warned of a judged program's odd escapes; once, before threads look at one."""
+    warnings.filterwarnings("ignore", module=re.escape(NAME))
 
 
 def _reaches(node: ast.AST) -> bool:

@@ -29,8 +29,8 @@ class Writer:
     def submit(self, step: int, prepare: Callable[[], Work]) -> None:
         """Hand over a work of a step.
 
-        `prepare` makes or starts the copies that the work writes. It is called here, and only when all works
-        of other steps have ended: two steps' copies would not fit.
+        `prepare` makes or starts the copies that the work writes. It is called here, and only when
+        all works of other steps have ended: two steps' copies would not fit.
 
         Raises what an earlier work raised.
         """
