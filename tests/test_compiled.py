@@ -91,6 +91,21 @@ def test_all_layers_share_one_graph_for_any_rows_and_tokens(tiny_model: Path) ->
     assert counters["stats"]["unique_graphs"] == 2
 
 
+def test_a_few_rows_without_a_gradient_need_no_graph_of_their_own(tiny_model: Path) -> None:
+    class Half(MeanLogp):
+        def needs_gradient(self, batch: Any) -> np.ndarray:
+            return np.arange(len(batch.ids_BL)) % 4 > 0
+
+    found = []
+    for compiles in (False, True):
+        learner = a_learner(tiny_model, compiles=compiles)
+        learner._packs, learner._logits = False, "chunked"
+        seen = learner.forward_backward(a_batch(rows=8), Half(30))
+        found.append(seen.logp_BL)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert np.allclose(*found, atol=1e-5)
+
+
 def test_rows_are_as_wide_as_one_graph_wants_them(tiny_model: Path) -> None:
     found, widths = [], set()
     for compiles in (False, True):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlfe.engines.microbatches import Budget, lengths, micro_batches
+from rlfe.engines.microbatches import Budget, lengths, micro_batches, with_the_few
 from rlfe.types import Batch
 from tests.test_head import a_batch
 
@@ -20,12 +21,9 @@ def of_lengths(length_B: list[int]) -> Batch:
     return replace(batch, mask_BL=(place_L >= 2) & (place_L < np.array(length_B)[:, None]))
 
 
-def plan(
-    length_B: list[int], budget: Budget, graded_B: list[bool] | None = None, *, join: bool = False
-) -> list:
+def plan(length_B: list[int], budget: Budget, graded_B: list[bool] | None = None) -> list:
     graded = np.ones(len(length_B), bool) if graded_B is None else np.array(graded_B)
-    batch = of_lengths(length_B)
-    return [rows.tolist() for rows in micro_batches(batch, graded, budget, join=join)]
+    return [rows.tolist() for rows in micro_batches(of_lengths(length_B), graded, budget)]
 
 
 def test_longest_rows_come_first_and_rows_without_a_gradient_apart() -> None:
@@ -35,12 +33,21 @@ def test_longest_rows_come_first_and_rows_without_a_gradient_apart() -> None:
     assert plan([5, 10, 6, 9, 4], budget, graded) == [[2, 0, 4], [1, 3]]
 
 
-def test_a_few_rows_without_a_gradient_stand_among_the_others_where_asked() -> None:
-    graded = [True, False, True, False, True]
-    assert plan([5, 10, 6, 9, 4], Budget(None, 20), graded, join=True) == [[1, 3], [2, 0, 4]]
-    # more than one pass of them, or nothing else: as ever
-    assert plan([5, 10, 6, 9, 4], Budget(None, 18), graded, join=True) == [[2, 0, 4], [1], [3]]
-    assert plan([9, 8], Budget(None, 18), [False, False], join=True) == [[0, 1]]
+@pytest.mark.parametrize(
+    ("length_B", "graded_B", "budget", "all_graded"),
+    [
+        ([5, 10, 6, 9, 4], [True, False, True, False, True], Budget(None, 20), True),
+        ([5, 10, 6, 9, 4], [True, False, True, False, True], Budget(None, 19), False),  # two passes
+        ([9, 8], [False, False], Budget(None, 18), False),  # nothing to stand among
+        ([40] * 4 + [20] * 8, [False] * 4 + [True] * 8, Budget(4, 1), True),
+        ([40] * 5 + [20] * 8, [False] * 5 + [True] * 8, Budget(4, 1), False),
+    ],
+)
+def test_a_few_rows_without_a_gradient_are_passed_as_if_with_one(
+    length_B: list[int], graded_B: list[bool], budget: Budget, all_graded: bool
+) -> None:
+    found_B = with_the_few(of_lengths(length_B), np.array(graded_B), budget)
+    assert found_B.tolist() == ([True] * len(graded_B) if all_graded else graded_B)
 
 
 def test_the_last_two_passes_have_as_many_rows() -> None:
@@ -58,17 +65,14 @@ def test_no_row_is_left_over_alone() -> None:
     st.lists(st.tuples(st.integers(3, 40), st.booleans()), min_size=1, max_size=30),
     st.integers(1, 120),
     st.none() | st.integers(1, 7),
-    st.booleans(),
 )
-def test_every_row_is_in_one_pass_that_fits(
-    rows: list, tokens: int, count: int | None, join: bool
-) -> None:
+def test_every_row_is_in_one_pass_that_fits(rows: list, tokens: int, count: int | None) -> None:
     length_B, graded_B = [length for length, _ in rows], [graded for _, graded in rows]
     budget = Budget(count, tokens)
-    parts = plan(length_B, budget, graded_B, join=join)
+    parts = plan(length_B, budget, graded_B)
     assert sorted(row for part in parts for row in part) == list(range(len(rows)))
     found_B = lengths(of_lengths(length_B).mask_BL)
     for part in parts:
-        assert join or len({graded_B[row] for row in part}) == 1
+        assert len({graded_B[row] for row in part}) == 1
         fits = len(part) <= count if count else len(part) * found_B[part].max() <= tokens
         assert fits or len(part) == 1

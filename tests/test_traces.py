@@ -31,6 +31,10 @@ PURE = "import math\nfrom collections import Counter as C\n\ndef f(x):\n    retu
         ("def f(x):\n    return f.__globals__\n", False),
         ("__builtins__['len'] = None\n", False),
         ("def f(x):\n    open('x', 'a').write('x')\n", False),
+        (
+            "def f(x):\n    try:\n        return [0] * x\n    except Exception:\n        return 0\n",
+            False,
+        ),
         ("def f(x:\n", False),
         ("x = " + "(" * 5000 + ")" * 5000, False),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,19 @@ def test_what_is_kept_is_as_it_was_before_the_next_update(
     assert one == two != three
     learner.close()
     assert writing_threads() == []
+
+
+def test_copies_that_are_written_are_held_by_nobody(tiny_model: Path, tmp_path: Path) -> None:
+    learner = a_learner(tiny_model)
+    copies: list[weakref.ref[Any]] = []
+    later = learner._copies.later
+
+    def seen(make: Callable[[], Any]) -> Any:
+        found = later(make)
+        copies.append(weakref.ref(found.result()[0]["model.norm.weight"]))
+        return found
+
+    learner._copies.later = seen  # type: ignore[method-assign]
+    for _ in range(3):  # without an update between them
+        learner.save_state(tmp_path)
+    assert [copy() for copy in copies] == [None] * 3

@@ -25,7 +25,13 @@ from rlfe.engines.counting import Counter, peak_of
 from rlfe.engines.fingerprint import fingerprint
 from rlfe.engines.flops import flops_of
 from rlfe.engines.logprobs import Logits, scored
-from rlfe.engines.microbatches import Budget, micro_batches, rows_of, token_budget
+from rlfe.engines.microbatches import (
+    Budget,
+    micro_batches,
+    rows_of,
+    token_budget,
+    with_the_few,
+)
 from rlfe.engines.packing import can_share
 from rlfe.engines.recompute import T, in_words, recompute_layers, within_memory
 from rlfe.engines.shards import is_sharded, load_shards
@@ -149,6 +155,8 @@ class TransformersLearner:
         logp_BL = torch.zeros(batch.ids_BL.shape, device=self._device)
         entropy_BL, found = torch.zeros_like(logp_BL), []
         graded_B = loss.needs_gradient(batch)
+        if self._compiles:
+            graded_B = with_the_few(batch, graded_B, self._budget)
         for rows in self._micro_batches(batch, graded_B):
             part, place = rows_of(batch, rows), on_device(rows, self._device)
             width, graded = part.ids_BL.shape[1], bool(graded_B[rows].any())
@@ -335,7 +343,7 @@ class TransformersLearner:
         return self._device if self._device.type == "cuda" else torch.device("cpu")
 
     def _micro_batches(self, batch: Batch, graded_B: np.ndarray) -> Iterator[np.ndarray]:
-        return micro_batches(batch, graded_B, self._budget, share=self._packs, join=self._compiles)
+        return micro_batches(batch, graded_B, self._budget, share=self._packs)
 
     def _scored(
         self, model: Any, part: Batch, entropy_gradient: bool | None

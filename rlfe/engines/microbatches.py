@@ -48,23 +48,20 @@ class Budget:
 
 
 def micro_batches(
-    batch: Batch, graded_B: np.ndarray, budget: Budget, *, share: bool = False, join: bool = False
+    batch: Batch, graded_B: np.ndarray, budget: Budget, *, share: bool = False
 ) -> Iterator[np.ndarray]:
     """Row indices of each forward pass: rows that need a gradient apart, alike rows together.
 
     `share`: alike means of one prompt, which counts once; else of one length. A row that is longer
-    than the budget is a pass of its own. `join`: rows without a gradient stand among the others
-    where one pass would hold them all; compiled layers need another graph for a pass without.
+    than the budget is a pass of its own.
     """
     length_B = lengths(batch.mask_BL)
     keys = prompt_keys(batch) if share else [b""] * len(length_B)
     sign = 1 if share else -1
-    kinds = [np.flatnonzero(graded_B), np.flatnonzero(~graded_B)]
-    if join and all(map(len, kinds)) and _one_pass(length_B[kinds[1]], budget):
-        kinds = [np.arange(len(length_B)), kinds[1][:0]]
-    for kind in kinds:
+    for graded in (True, False):
         parts: list[list[int]] = []
-        for row in sorted(kind.tolist(), key=lambda row: (keys[row], sign * length_B[row])):
+        rows = np.flatnonzero(graded_B == graded).tolist()
+        for row in sorted(rows, key=lambda row: (keys[row], sign * length_B[row])):
             longer = [*parts[-1], row] if parts else [row]
             tokens = pass_tokens(batch, longer, keys if share else None)
             if parts and _fits(len(longer), tokens, budget):
@@ -76,8 +73,16 @@ def micro_batches(
         yield from map(np.array, parts)
 
 
-def _one_pass(length_R: np.ndarray, budget: Budget) -> bool:
-    return _fits(len(length_R), len(length_R) * int(length_R.max()), budget)
+def with_the_few(batch: Batch, graded_B: np.ndarray, budget: Budget) -> np.ndarray:
+    """Rows to be passed as if with a gradient, [B]: all, if one pass would hold those without one.
+
+    Compiled layers need another graph for a pass without a gradient. That of these rows is 0.
+    """
+    length_R = lengths(batch.mask_BL)[~graded_B]
+    few = 0 < len(length_R) < len(graded_B)
+    if few and _fits(len(length_R), len(length_R) * int(length_R.max()), budget):
+        return np.ones_like(graded_B)
+    return graded_B
 
 
 def _level_last(parts: list[list[int]]) -> None:

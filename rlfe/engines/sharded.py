@@ -84,7 +84,7 @@ class ShardedLearner(TransformersLearner):
         shares = rows_by_rank(length_B, graded_B[:count], ranks=self._ranks.size)
         plans = [list(self._plan(batch, graded_B, rows)) for rows in shares]
         for filler, graded in ((count, True), (count + 1, False)):
-            kind = [[rows for rows in plan if graded_B[rows].any() == graded] for plan in plans]
+            kind = [[rows for rows in plan if graded_B[rows[0]] == graded] for plan in plans]
             mine = kind[self._ranks.rank]
             yield from mine
             for _ in range(max(map(len, kind)) - len(mine)):

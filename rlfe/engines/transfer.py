@@ -47,7 +47,7 @@ class Copies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._open: list[Future[Any]] = []
+        self._open: set[Future[Any]] = set()
 
     def later(self, make: Callable[[], T]) -> Future[T]:
         """What `make` returns, some time before the end of `settle`."""
@@ -55,13 +55,13 @@ class Copies:
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rlfe-copying")
         found = pool.submit(run)
         pool.shutdown(wait=False)  # its thread ends with the copy
-        self._open.append(found)
+        self._open.add(found)
+        found.add_done_callback(self._open.discard)  # its result is large: others hold it
         return found
 
     def settle(self) -> None:
         """Wait for all copies; what one of them raised is for those who ask for it."""
-        wait(self._open)
-        self._open.clear()
+        wait(self._open.copy())
 
     def _on_own_stream(self, make: Callable[[], T]) -> Callable[[], T]:
         """A slow copy on the stream of the others would stop a sampler in this process."""

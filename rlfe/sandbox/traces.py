@@ -49,6 +49,8 @@ def _reaches(node: ast.AST) -> bool:
             return name.startswith("_") or not isinstance(use, ast.Load)
         case ast.Name(id=name):
             return name in REACHING or name.startswith("__")
+        case ast.ExceptHandler():  # it can answer to memory that an earlier part has not freed
+            return True
     return False
 
 

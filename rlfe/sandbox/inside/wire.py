@@ -52,15 +52,8 @@ _SMALL = {number: _int(number) for number in range(-256, 2048)}
 _CONSTANT = {None: b"N", True: b"T", False: b"F"}
 
 
-def _number(value: int) -> bytes:
-    return _SMALL.get(value) or _int(value)
-
-
 def _text(value: str) -> bytes:
     return _sized(b"s", str.encode(value, "utf-8", "surrogatepass"))
-
-
-_ALL_TEXT, _ALL_INT = frozenset({str}), frozenset({int})
 
 
 class _Texts(dict[str, bytes]):
@@ -68,9 +61,12 @@ class _Texts(dict[str, bytes]):
 
     def __missing__(self, value: str) -> bytes:
         data = _text(value)
-        if len(data) < 64 and len(self) < 4096:
+        if len(self) < 4096:
             self[value] = data
         return data
+
+
+_KNOWN = _Texts()
 
 
 class _Encoder:
@@ -79,18 +75,15 @@ class _Encoder:
     def __init__(self, canonical: bool) -> None:
         self.parts: list[bytes] = []
         self.items = 0
-        self.alike: dict[frozenset[type], Callable[[Any], bytes]] = {
-            _ALL_TEXT: _Texts().__getitem__,
-            _ALL_INT: _number,
-        }
         self.canonical = canonical
 
     def put(self, value: Any, depth: int) -> None:
         kind = type(value)
         if kind is int:
-            self.parts.append(_number(value))
+            small = _SMALL.get(value)
+            self.parts.append(small if small is not None else _int(value))
         elif kind is str:
-            self.parts.append(_text(value))
+            self.parts.append(_KNOWN[value] if len(value) < 64 else _text(value))
         elif value is None or value is True or value is False:
             self._constant(value)
         elif kind is float:
@@ -134,10 +127,6 @@ class _Encoder:
         count = len(value)
         self._enter(count, depth)
         self.parts.append(tag + COUNT.pack(count))
-        one = self.alike.get(frozenset(map(type, value)))
-        if one is not None:
-            self.parts.extend(map(one, value))
-            return
         put = self.put
         depth += 1
         for item in value:
@@ -257,7 +246,7 @@ def encode(value: Any, *, canonical: bool = False) -> bytes:
 
 # The short way for most answers; a class that pretends to be one of these fails in the writer.
 _PLAIN: dict[type, Callable[[Any], bytes]] = {
-    int: _number,
+    int: lambda value: _SMALL.get(value) or _int(value),
     bool: _CONSTANT.__getitem__,
     type(None): _CONSTANT.__getitem__,
     str: _text,
