@@ -32,7 +32,7 @@ PURE = "import math\nfrom collections import Counter as C\n\ndef f(x):\n    retu
         ("__builtins__['len'] = None\n", False),
         ("def f(x):\n    open('x', 'a').write('x')\n", False),
         (
-            "def f(x):\n    try:\n        return [0] * x\n    except Exception:\n        return 0\n",
+            "def f(x):\n    try:\n        return [0] * x\n    except Exception:\n        pass\n",
             False,
         ),
         ("def f(x:\n", False),
