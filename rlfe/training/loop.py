@@ -79,7 +79,7 @@ def steps(job: Job, now: state.Progress, trackers: Trackers, writer: Writer) -> 
         with clock.phase("sync"):
             behavior, current = hand_over(job, now, step)
         groups = sampled_groups(job, step, clock)
-        compiles = step == begin and job.recipe.compute.compile  # that takes most of a minute
+        compiles = step == begin and job.recipe.compute.compile  # that takes a while
         job.within(f"step {step + 1}: training{', compiling first' if compiles else ''}")
         with clock.phase("train"):
             chosen = select(job, groups)
