@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 T = TypeVar("T")
+PIECE_BYTES = 64 << 20  # pinned memory through which a whole model goes
 
 
 def on_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
@@ -36,6 +37,35 @@ def fetched(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
     ]
     torch.cuda.current_stream().synchronize()
     return [copy.numpy() for copy in copies]
+
+
+def host_copy(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy in pageable memory, cast on the device.
+
+    From CUDA piece by piece through pinned memory. Straight into pageable memory the driver would
+    copy at its slowest, and whoever waits for the device meanwhile, as does every `cudaFree`,
+    would wait for the whole tensor.
+    """
+    if not tensor.is_cuda:
+        return tensor.detach().to("cpu", dtype, copy=True).contiguous()
+    size = PIECE_BYTES // dtype.itemsize
+    pinned = torch.empty(min(size, tensor.numel()), dtype=dtype, pin_memory=True)
+    wait = torch.cuda.current_stream(tensor.device).synchronize
+    return _copied_through(pinned, tensor.detach(), wait)
+
+
+def _copied_through(
+    buffer: torch.Tensor, tensor: torch.Tensor, wait: Callable[[], None]
+) -> torch.Tensor:
+    """A copy of the buffer's dtype, made of pieces of its size; `wait`: until one arrived in it."""
+    copy = torch.empty(tensor.shape, dtype=buffer.dtype)
+    size = max(1, len(buffer))
+    pieces = zip(tensor.contiguous().view(-1).split(size), copy.view(-1).split(size), strict=True)
+    for source, target in pieces:
+        held = buffer[: len(source)].copy_(source.to(buffer.dtype), non_blocking=True)
+        wait()
+        target.copy_(held)
+    return copy
 
 
 class Copies:

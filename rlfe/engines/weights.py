@@ -18,6 +18,7 @@ import torch
 
 from rlfe.checkpoints import copy_tokenizer, repaired_config, repaired_generation_config
 from rlfe.engines.source import read_json
+from rlfe.engines.transfer import host_copy
 from rlfe.errors import RequestError, RlfeError
 
 ADAPTER = "default"  # peft's name for the only adapter
@@ -158,7 +159,7 @@ def host_copies(
         kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         place = (tensor.data_ptr(), tensor.shape)
         if place not in copies:
-            copies[place] = tensor.detach().to("cpu", kind, copy=True).contiguous()
+            copies[place] = host_copy(tensor, kind)
     return {name: copies[t.data_ptr(), t.shape] for name, t in state.items()}
 
 
