@@ -60,7 +60,8 @@ def _copied_through(
     """A copy of the buffer's dtype, made of pieces of its size; `wait`: until one arrived in it."""
     copy = torch.empty(tensor.shape, dtype=buffer.dtype)
     size = max(1, len(buffer))
-    pieces = zip(tensor.contiguous().view(-1).split(size), copy.view(-1).split(size), strict=True)
+    flat = tensor.contiguous().view(-1)
+    pieces = zip(torch.split(flat, size), torch.split(copy.view(-1), size), strict=True)
     for source, target in pieces:
         held = buffer[: len(source)].copy_(source.to(buffer.dtype), non_blocking=True)
         wait()
