@@ -1,8 +1,8 @@
 """Judging speed against evalplus on the same samples in the same run.
 
-What: light MBPP+ tasks, 55 % right programs, 40 % wrong ones, 5 % endless loops, of which a share
-is distinct, as samples of a model are; wall and CPU time, peak memory, verdicts compared. Before
-it: CPU time of each distinct program beside its bare tests, and the rewards of a training step.
+What: light MBPP+ tasks, 40 % wrong programs, 5 % endless loops (`--loops`), the others right; a
+share is distinct, as samples of a model are; wall and CPU time, peak memory, verdicts compared.
+Before it: CPU time of each distinct program beside its bare tests, and the rewards of a step.
 What not: the heavy tasks (`--whole` judges all 378). Peer: evalplus 0.3.1, same workers.
 Try: `python benchmarks/judging.py --tasks 4 --samples 20 --evalplus-python PATH`.
 """
@@ -35,11 +35,14 @@ LIGHT_SECONDS = 0.06  # of the longest call of the reference
 LOOP = "while True:\n        pass\n"
 
 
-def samples(task: MbppPlus, tasks: int, count: int, distinct: float) -> list[tuple[Problem, str]]:
+def samples(
+    task: MbppPlus, tasks: int, count: int, distinct: float, loops: float = 0.05
+) -> list[tuple[Problem, str]]:
     """`count` programs for each of `tasks` light problems, in a fixed shuffled order."""
     chosen = [p for p in task.problems("test") if _is_light(task, p)]
     step = max(1, len(chosen) // tasks)
-    picked = [(p, text) for p in chosen[::step][:tasks] for text in _programs(p, count, distinct)]
+    chosen = chosen[::step][:tasks]
+    picked = [(p, text) for p in chosen for text in _programs(p, count, distinct, loops)]
     random.Random(0).shuffle(picked)
     return picked
 
@@ -50,15 +53,15 @@ def _is_light(task: MbppPlus, problem: Problem) -> bool:
     return max(calls, default=0.0) < LIGHT_SECONDS and len(mutants(problem.answer, 4)) == 4
 
 
-def _programs(problem: Problem, count: int, distinct: float) -> list[str]:
-    wrong, loops = round(count * 0.40), max(1, round(count * 0.05))
-    right = count - wrong - loops
+def _programs(problem: Problem, count: int, distinct: float, loops: float) -> list[str]:
+    wrong, endless = round(count * 0.40), round(count * loops)
+    right = count - wrong - endless
     bad = mutants(problem.answer, 40)
     made = []
     for number, kind in (
         (right, lambda i: f"{problem.answer}\n# {i}\n"),
         (wrong, lambda i: f"{bad[i % len(bad)]}\n# {i}\n"),
-        (loops, lambda i: f"def {problem.entry_point}(*given):\n    # {i}\n    {LOOP}"),
+        (endless, lambda i: f"def {problem.entry_point}(*given):\n    # {i}\n    {LOOP}"),
     ):
         pool = max(1, round(number * distinct))
         made += [kind(i % pool) for i in range(number)]
@@ -208,6 +211,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=20)
     parser.add_argument("--samples", type=int, default=160)
     parser.add_argument("--distinct", type=float, default=0.25, help="share of distinct programs")
+    parser.add_argument("--loops", type=float, default=0.05, help="share of endless loops")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--evalplus-python", help="interpreter with evalplus 0.3.1; none: skip it")
     parser.add_argument("--whole", action="store_true", help="judge all 378 problems instead")
@@ -228,7 +232,7 @@ def main() -> None:
         f"rewards   512 of a step: {speed:.0f} programs/s on {options.workers} workers, "
         f"{1e3 * cpu:.2f} ms CPU each"
     )
-    asked = samples(task, options.tasks, options.samples, options.distinct)
+    asked = samples(task, options.tasks, options.samples, options.distinct, options.loops)
     distinct = len({(p.id, text) for p, text in asked})
     print(f"{len(asked)} samples, {distinct} distinct, {options.workers} workers")
     with Judge(workers=1) as judge:
